@@ -58,7 +58,7 @@ def without_auc(label: np.ndarray, score: np.ndarray) -> str | None:
         return "there are no held-out samples"
     if np.isnan(score).any():
         return f"{int(np.isnan(score).sum()):,} of {score.size:,} predictions are NaN"
-    if label.min() == label.max():
+    if label.min() == label.max() and label[0] in (0, 1):
         return f"all {label.size:,} held-out samples have the label {label[0]:g}, both labels are needed"
     return None
 
@@ -94,6 +94,63 @@ def calibration(label: np.ndarray, logit: np.ndarray) -> float:
     return float(np.exp(-np.logaddexp(0.0, -logit.astype(np.float64))).mean() / positive.mean())
 
 
+def soft_auc(label: np.ndarray, score: np.ndarray, weight: np.ndarray) -> float:
+    """auc() of samples that count as `label` positive and 1 - `label` negative ones, times `weight`. label (n,) in
+    [0, 1]; score, weight (n,), weights at least 0. nan as auc()."""
+    return soft_grouped_auc(label, score, weight, np.zeros(len(label), np.int64))
+
+
+def soft_grouped_auc(label: np.ndarray, score: np.ndarray, weight: np.ndarray, group: np.ndarray) -> float:
+    """grouped_auc() of samples that count as in soft_auc(); the size of a group is the sum of its weights."""
+    if not len(label) or np.isnan(score).any():
+        return float("nan")
+    order = np.lexsort((score, group))
+    score, group, weight = score[order], group[order], weight[order].astype(np.float64)
+    is_first = np.concatenate([[True], group[1:] != group[:-1]])
+    firsts = np.flatnonzero(is_first)
+    ties = np.flatnonzero(is_first | np.concatenate([[True], score[1:] != score[:-1]]))
+    groups = np.searchsorted(ties, firsts)  # of ties, the first of each group
+    positives, negatives = (np.add.reduceat(weight * part, ties) for part in (label[order], 1.0 - label[order]))
+    of_group = [np.add.reduceat(sums, groups) for sums in (positives, negatives)]
+    before = np.cumsum(negatives) - negatives  # in all groups
+    below = before - np.repeat(before[groups], np.diff(groups, append=len(ties)))
+    pairs = np.add.reduceat(positives * (below + negatives / 2), groups)
+    num_pairs, sizes = of_group[0] * of_group[1], np.add.reduceat(weight, firsts)
+    counted = num_pairs > 0
+    if not counted.any():
+        return float("nan")
+    return float(np.average(pairs[counted] / num_pairs[counted], weights=sizes[counted]))
+
+
+def soft_log_loss(label: np.ndarray, logit: np.ndarray, weight: np.ndarray) -> float:
+    """log_loss() of labels (n,) in [0, 1], a mean weighted by weight (n,). nan also if all weights are 0."""
+    logit = logit.astype(np.float64)
+    return weighted_mean(np.logaddexp(0.0, logit) - label * logit, weight)
+
+
+def soft_normalised_entropy(label: np.ndarray, logit: np.ndarray, weight: np.ndarray) -> float:
+    """normalised_entropy() of labels (n,) in [0, 1], weighted by weight (n,)."""
+    share = weighted_mean(label, weight)
+    if not 0.0 < share < 1.0:
+        return float("nan")
+    entropy = -(share * np.log(share) + (1 - share) * np.log1p(-share))
+    return float(soft_log_loss(label, logit, weight) / entropy)
+
+
+def soft_calibration(label: np.ndarray, logit: np.ndarray, weight: np.ndarray) -> float:
+    """calibration() of labels (n,) in [0, 1], weighted by weight (n,)."""
+    share = weighted_mean(label, weight)
+    if not share > 0:
+        return float("nan")
+    return weighted_mean(np.exp(-np.logaddexp(0.0, -logit.astype(np.float64))), weight) / share
+
+
+def weighted_mean(values: np.ndarray, weight: np.ndarray) -> float:
+    """Of values (n,) with weights (n,), summed in float64; nan if all weights are 0."""
+    total = weight.sum(dtype=np.float64)
+    return float((values.astype(np.float64) * weight).sum() / total) if total > 0 else float("nan")
+
+
 def _positive(caller: str, label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
     """Mask of positive samples, (n,) bool. Raises ValueError for invalid labels or shapes."""
     if label.ndim != 1 or label.shape != prediction.shape:
@@ -107,19 +164,25 @@ def _positive(caller: str, label: np.ndarray, prediction: np.ndarray) -> np.ndar
     return positive
 
 
-def rmse(label: np.ndarray, prediction: np.ndarray) -> float:
-    """Square root of the mean squared difference, summed in float64. label, prediction (n,). nan without samples."""
+def rmse(label: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None = None) -> float:
+    """Square root of the mean squared difference, summed in float64. label, prediction, weight (n,). nan without
+    samples."""
     if label.shape != prediction.shape:
         raise ValueError(f"rmse: label and prediction must have one shape, got {label.shape} and {prediction.shape}")
     difference = label.astype(np.float64) - prediction
+    if weight is not None:
+        return float(np.sqrt(weighted_mean(np.square(difference), weight)))
     return float(np.sqrt(np.mean(np.square(difference)))) if len(label) else float("nan")
 
 
-def mae(label: np.ndarray, prediction: np.ndarray) -> float:
-    """Mean absolute difference, summed in float64. label, prediction (n,). nan without samples."""
+def mae(label: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None = None) -> float:
+    """Mean absolute difference, summed in float64. label, prediction, weight (n,). nan without samples."""
     if label.shape != prediction.shape:
         raise ValueError(f"mae: label and prediction must have one shape, got {label.shape} and {prediction.shape}")
-    return float(np.mean(np.abs(label.astype(np.float64) - prediction))) if len(label) else float("nan")
+    difference = np.abs(label.astype(np.float64) - prediction)
+    if weight is not None:
+        return weighted_mean(difference, weight)
+    return float(np.mean(difference)) if len(label) else float("nan")
 
 
 def accuracy(label: np.ndarray, predicted: np.ndarray) -> float | None:

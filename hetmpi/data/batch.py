@@ -45,23 +45,26 @@ class Samples:
     bags: tuple[Bag, ...] = ()  # (G,)
     start: int | None = None  # position of the first in the training stream, if known
     group: np.ndarray | None = None  # (B,) int64, equal for samples of which a metric is computed together, or NO_GROUP
+    weight: np.ndarray | None = None  # (B,) float32 of at least 0, in loss and metrics; None: all 1
 
     def __len__(self) -> int:
         return len(self.label)
 
     def __getitem__(self, rows: slice | np.ndarray) -> Samples:
         """The samples at `rows`."""
-        teacher, group = (None if one is None else one[rows] for one in (self.teacher, self.group))
+        optional = {"teacher": self.teacher, "group": self.group, "weight": self.weight}
+        found = {name: one[rows] for name, one in optional.items() if one is not None}
         bags = tuple(bag[rows] for bag in self.bags)
-        return Samples(self.ids[rows], self.dense[rows], self.label[rows], teacher, bags, group=group)
+        return Samples(self.ids[rows], self.dense[rows], self.label[rows], bags=bags, **found)
 
 
 def concatenate(parts: Sequence[Samples]) -> Samples:
     """The samples of all parts, at least one, in order. Without `teacher`."""
     ids, dense, label = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "dense", "label"))
     bags = tuple(map(concatenate_bags, zip(*(part.bags for part in parts))))
-    group = None if parts[0].group is None else np.concatenate([part.group for part in parts])
-    return Samples(ids, dense, label, bags=bags, group=group)
+    optional = [name for name in ("group", "weight") if getattr(parts[0], name) is not None]
+    found = {name: np.concatenate([getattr(part, name) for part in parts]) for name in optional}
+    return Samples(ids, dense, label, bags=bags, **found)
 
 
 def concatenate_bags(parts: Sequence[Bag]) -> Bag:
@@ -85,6 +88,7 @@ class Batch:
     fields: Mapping[str, int] = field(default_factory=dict)
     sequences: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     group: np.ndarray | None = None  # as that of Samples
+    weight: Tensor | None = None  # (B,) float32
     # Of tables without a fixed vocabulary, whose keys are ids at first: how often each occurs, (U,) int64.
     counts: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -108,11 +112,16 @@ class Batch:
         for index, offsets in self.bags:
             offsets = offsets[rows.start : rows.stop + 1]
             bags.append((index[offsets[0] : offsets[-1]], offsets - offsets[0]))
-        teacher, group = (None if one is None else one[rows] for one in (self.teacher, self.group))
+        optional = {name: getattr(self, name) for name in ("teacher", "group", "weight")}
+        found = {name: one[rows] for name, one in optional.items() if one is not None}
         return replace(
-            self, index=self.index[rows], dense=self.dense[rows], label=self.label[rows], teacher=teacher, group=group,
+            self,
+            index=self.index[rows],
+            dense=self.dense[rows],
+            label=self.label[rows],
             bags=tuple(bags),
-        )  # fmt: skip
+            **found,
+        )
 
     def on(self, device: torch.device) -> Batch:
         """The batch with the tensors that a model reads on `device`, for use in its current stream. A batch is made on
@@ -122,7 +131,9 @@ class Batch:
         index, dense, label, *bags = (
             to_device(part, device) for part in (self.index, self.dense, self.label, *sum(self.bags, ()))
         )
-        return replace(self, index=index, dense=dense, label=label, bags=tuple(zip(bags[::2], bags[1::2])))
+        weight = None if self.weight is None else to_device(self.weight, device)
+        bags = tuple(zip(bags[::2], bags[1::2]))
+        return replace(self, index=index, dense=dense, label=label, bags=bags, weight=weight)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -150,6 +161,9 @@ def check_samples(samples: Samples, num_bags: int = 0):
     ):
         if array.dtype != np.float32 or array.ndim not in axes or len(array) != num:
             raise SamplesError(f"Samples: {name} must be float32 of shape {shape}, got {array.dtype} {array.shape}")
+    weight = samples.weight
+    if weight is not None and (weight.dtype != np.float32 or weight.shape != (num,)):
+        raise SamplesError(f"Samples: weight must be float32 of shape ({num},), got {weight.dtype} {weight.shape}")
     if len(samples.bags) != num_bags:
         raise SamplesError(f"Samples: expected {num_bags} bags, one per feature with pool, got {len(samples.bags)}")
     for values, offsets in ((bag.values, bag.offsets) for bag in samples.bags):
@@ -172,7 +186,8 @@ def to_batch(samples: Samples) -> Batch:
 def batch_of(samples: Samples, keys: dict[str, Tensor], index: Tensor, bags=(), counts=None) -> Batch:
     teacher = None if samples.teacher is None else torch.from_numpy(samples.teacher)
     dense, label = torch.from_numpy(samples.dense), torch.from_numpy(samples.label)
-    return Batch(keys, index, dense, label, teacher, bags, counts=counts or {})
+    weight = None if samples.weight is None else torch.from_numpy(samples.weight)
+    return Batch(keys, index, dense, label, teacher, bags, counts=counts or {}, weight=weight)
 
 
 class FeatureBatches:

@@ -31,8 +31,8 @@ class GpuBatches:
             on_host = torch.empty(num, dtype=torch.int64, pin_memory=True)
             on_host.copy_(keys[:num], non_blocking=True)
             stream.synchronize()
-        teacher = None if samples.teacher is None else torch.from_numpy(samples.teacher)
-        return Batch({TABLE: on_host}, index.view(samples.ids.shape), dense, label, teacher)
+        teacher, weight = (None if one is None else torch.from_numpy(one) for one in (samples.teacher, samples.weight))
+        return Batch({TABLE: on_host}, index.view(samples.ids.shape), dense, label, teacher, weight=weight)
 
     def _stream(self) -> torch.cuda.Stream:
         """Stream and unique-key workspace of this thread."""

@@ -71,6 +71,8 @@ def make(config: DictConfig, **arguments):
         try:
             return factory_of(config, target)(**arguments)
         except TypeError as error:
+            if target.startswith("torch.nn.") and not is_of_the_call(error):  # it takes tensors
+                raise UserError(f"{target}: {one_line(str(error))}: the keys must be numbers or words") from error
             if not is_of_the_call(error):
                 raise
             cure = "the keys must be the arguments of its constructor"

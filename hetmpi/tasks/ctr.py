@@ -19,12 +19,32 @@ from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.source import Source
 from hetmpi.errors import UserError, doing, one_line
 from hetmpi.layers import FeatureRows
-from hetmpi.metrics import auc, calibration, grouped_auc, log_loss, mae, normalised_entropy, rmse, without_auc
+from hetmpi.metrics import (
+    auc,
+    calibration,
+    grouped_auc,
+    log_loss,
+    mae,
+    normalised_entropy,
+    rmse,
+    soft_auc,
+    soft_calibration,
+    soft_grouped_auc,
+    soft_log_loss,
+    soft_normalised_entropy,
+    without_auc,
+)
 from hetmpi.table.spec import TableSpec
-from hetmpi.tasks.losses import CLICK, NUMBER, check_loss
+from hetmpi.tasks.losses import CLICK, NUMBER, PROBABILITY, check_loss, check_weighted
 from hetmpi.tasks.task import Task
 
 METRICS = {"auc": auc, "log_loss": log_loss, "normalised_entropy": normalised_entropy, "calibration": calibration}
+SOFT_METRICS = {  # of labels between 0 and 1, and of weighted samples
+    "auc": soft_auc,
+    "log_loss": soft_log_loss,
+    "normalised_entropy": soft_normalised_entropy,
+    "calibration": soft_calibration,
+}
 LOSSES = ("log_loss", "normalised_entropy", "rmse", "mae")  # metrics of which a smaller value is better
 
 
@@ -46,6 +66,9 @@ class ClickSource(Source, Protocol):
     Optional, of several labels:
     labels         their names, in the order of the columns of Samples.label
     label_weights  factors of their losses; None: 1 each
+
+    Optional, of weighted samples:
+    sample_weight  the column of the weights, which are Samples.weight; None: all are 1
 
     Optional, where several values may have one key:
     group_by(name)  from then on samples have the values of this feature as `group`"""
@@ -71,8 +94,9 @@ class ClickThroughRate(Task):
            tables, or another width than the model's"""
 
     def __init__(self, source: ClickSource, loss: torch.nn.Module, group: str | None = None):
-        """loss(logits (B,), labels (B,)) -> (). group: name of the feature, of one value, whose values are the groups
-        of `gauc`, which leaves out samples without a value; None: it is not computed."""
+        """loss(logits (B,), labels (B,)) -> (), of weighted samples loss(logits, labels, weights (B,)), the mean.
+        group: name of the feature, of one value, whose values are the groups of `gauc`, which leaves out samples
+        without a value; None: it is not computed."""
         if not hasattr(source, "num_fields") and not hasattr(source, "features"):
             raise UserError(
                 f"task=ctr needs samples of fields, {source.name} has none: choose other data, for a graph task=node"
@@ -82,7 +106,10 @@ class ClickThroughRate(Task):
         kind = getattr(source, "label_kind", CLICK)
         check_loss(loss, kind, f"task=ctr with data.label_kind={kind}")
         self.source, self.criterion = source, loss
-        self.predicts_numbers = kind == NUMBER
+        self.predicts_numbers, self.is_soft = kind == NUMBER, kind == PROBABILITY
+        self.is_weighted = getattr(source, "sample_weight", None) is not None
+        if self.is_weighted:
+            check_weighted(loss)
         self.features: list[Feature] | None = getattr(source, "features", None)
         self.num_fields = source.num_fields if self.features is None else num_fields_of(self.features)
         self.labels = tuple(getattr(source, "labels", None) or ("label",))
@@ -90,7 +117,7 @@ class ClickThroughRate(Task):
         self.lower_is_better = [name for one in LOSSES for name in self._of_labels(one)]
         self.best_at = dict.fromkeys(self._of_labels("calibration"), 1.0)
         # ids, their indices among the keys, ...
-        self.sample_bytes = 16 * self.num_fields + 4 * source.num_dense + 4 * len(self.labels)
+        self.sample_bytes = 16 * self.num_fields + 4 * source.num_dense + 4 * (len(self.labels) + self.is_weighted)
         self._group = None if group is None else self._place_of(group)
         if group is not None and hasattr(source, "group_by"):
             source.group_by(group)
@@ -189,29 +216,31 @@ class ClickThroughRate(Task):
     def loss(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> Tensor:
         logits = self._logits(forward, rows, batch)
         if len(self.labels) == 1:
-            return self._loss(logits, batch.label)
+            return self._loss(logits, batch.label, batch.weight)
         losses = []
         for logit, label, weight in zip(logits.unbind(1), batch.label.unbind(1), self.weights):
             has = ~label.isnan()
-            part = self._loss(logit[has], label[has]) if has.any() else logit.sum() * 0
+            of_samples = None if batch.weight is None else batch.weight[has]
+            part = self._loss(logit[has], label[has], of_samples) if has.any() else logit.sum() * 0
             losses.append(part * (weight * has.float().mean()))
         return torch.stack(losses).sum()
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         """The mean loss of samples (n,), ()."""
         with doing(f"the loss {type(self.criterion).__name__}"):
-            loss = self.criterion(logits, labels)
+            loss = self.criterion(logits, labels, *([] if weights is None else [weights]))
         if not torch.is_tensor(loss) or loss.shape != ():
             kind = f"shape {tuple(loss.shape)}" if torch.is_tensor(loss) else type(loss).__name__
             raise UserError(f"the loss {type(self.criterion).__name__} must return one number, the mean, got {kind}")
         return loss
 
     def predict(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> tuple[np.ndarray, ...]:
-        """label and logit, (B,) or (B, K), then the group if eval.group names one, then teacher if it is known: (B,)
-        each."""
+        """label and logit, (B,) or (B, K), then the group if eval.group names one, the weights of weighted samples, and
+        teacher if it is known: (B,) each."""
         label, logit = batch.label.cpu().numpy(), self._logits(forward, rows, batch).cpu().numpy()
         teacher = None if batch.teacher is None else batch.teacher.numpy()
-        return tuple(column for column in (label, logit, batch.group, teacher) if column is not None)
+        weight = None if batch.weight is None else batch.weight.cpu().numpy()
+        return tuple(column for column in (label, logit, batch.group, weight, teacher) if column is not None)
 
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
         """auc, log_loss, normalised_entropy and calibration, gauc over the groups of eval.group, and teacher_auc if the
@@ -245,21 +274,29 @@ class ClickThroughRate(Task):
 
     def _figures(self, label: np.ndarray, logit: np.ndarray, *others: np.ndarray) -> dict[str, float | None]:
         """The metrics of one label."""
+        rest = list(others)
+        group = rest.pop(0) if self._group is not None and rest else None
+        weight = rest.pop(0) if self.is_weighted and rest else None
         if self.predicts_numbers:
-            figures = {"rmse": rmse(label, logit), "mae": mae(label, logit)}
+            figures = {"rmse": rmse(label, logit, weight), "mae": mae(label, logit, weight)}
         else:
-            figures = {name: metric(label, logit) for name, metric in METRICS.items()}
-            rest = list(others)
+            if weight is None and self.is_soft:
+                weight = np.ones(len(label), np.float32)
+            metrics = METRICS if weight is None else SOFT_METRICS
+            weights = [] if weight is None else [weight]
+            figures = {name: metric(label, logit, *weights) for name, metric in metrics.items()}
             if self._group is not None:
-                figures["gauc"] = gauc(label, logit, rest.pop(0)) if rest else None
+                figures["gauc"] = None if group is None else gauc(label, logit, weight, group)
             if len(self.labels) == 1:
-                figures["teacher_auc"] = auc(label, rest[0]) if rest else None
+                figures["teacher_auc"] = metrics["auc"](label, rest[0], *weights) if rest else None
         return {name: None if value is None or math.isnan(value) else value for name, value in figures.items()}
 
     def without_figures(self, columns: list[np.ndarray]) -> str | None:
-        for name, (label, logit, *_) in zip(self.labels, self._by_label(columns)):
+        for name, (label, logit, *others) in zip(self.labels, self._by_label(columns)):
             of_label = f" of {one_line(name)}" if len(self.labels) > 1 else ""
             metric, cause = ("RMSE", None) if self.predicts_numbers else ("AUC", without_auc(label, logit))
+            if cause is None and self._figures(label, logit, *others)[metric.lower()] is None:
+                cause = "the weights of the held-out samples, or of all with one label, are 0"
             if not len(label):
                 cause = "no held-out sample has this label" if of_label else "there are no held-out samples"
             if cause:
@@ -294,10 +331,12 @@ class ClickThroughRate(Task):
         return logits
 
 
-def gauc(label: np.ndarray, logit: np.ndarray, group: np.ndarray) -> float:
-    """grouped_auc() of the samples (n,) that are in a group."""
+def gauc(label: np.ndarray, logit: np.ndarray, weight: np.ndarray | None, group: np.ndarray) -> float:
+    """grouped_auc() or soft_grouped_auc() of the samples (n,) that are in a group."""
     has = group != NO_GROUP
-    return grouped_auc(label[has], logit[has], group[has])
+    if weight is None:
+        return grouped_auc(label[has], logit[has], group[has])
+    return soft_grouped_auc(label[has], logit[has], weight[has], group[has])
 
 
 def row_dim_of(model: torch.nn.Module) -> int:

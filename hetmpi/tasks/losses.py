@@ -5,14 +5,20 @@ called with what its task gives."""
 
 from __future__ import annotations
 
+import inspect
+
 import torch
+from torch import Tensor
+from torch.nn import functional
 
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, check_number
 
-CLICK, NUMBER, CLASSES, LABELS, CANDIDATES = "click", "number", "classes", "labels", "candidates"
+CLICK, NUMBER, PROBABILITY = "click", "number", "probability"
+CLASSES, LABELS, CANDIDATES = "classes", "labels", "candidates"
 INPUTS = {
     CLICK: "logits (n,) and labels 0 or 1 (n,)",
     NUMBER: "predictions (n,) and numbers (n,)",
+    PROBABILITY: "logits (n,) and labels between 0 and 1 (n,)",
     CLASSES: "logits (n, C) and classes (n,)",
     LABELS: "logits (n, C) and labels 0 or 1 (n, C)",
     CANDIDATES: "the scores of right answers (n,) and of wrong ones (n, N)",
@@ -20,18 +26,52 @@ INPUTS = {
 FITTING = {  # files of conf/loss, the default first
     CLICK: ("bce",),
     NUMBER: ("mse",),
+    PROBABILITY: ("bce",),
     CLASSES: ("classes",),
     LABELS: ("classes", "bce"),
     CANDIDATES: ("softmax", "logistic", "margin"),
 }
 OF_TORCH = {
-    torch.nn.BCEWithLogitsLoss: (CLICK, LABELS),
+    torch.nn.BCEWithLogitsLoss: (CLICK, PROBABILITY, LABELS),
     torch.nn.MSELoss: (NUMBER,),
     torch.nn.L1Loss: (NUMBER,),
     torch.nn.SmoothL1Loss: (NUMBER,),
     torch.nn.HuberLoss: (NUMBER,),
     torch.nn.CrossEntropyLoss: (CLASSES,),
 }
+
+
+class BinaryLoss(torch.nn.Module):
+    """Binary cross entropy of logits, as torch.nn.BCEWithLogitsLoss."""
+
+    takes = CLICK, PROBABILITY, LABELS
+
+    def __init__(self, pos_weight: float | None = None):
+        """pos_weight: factor of the losses of label 1; None: 1."""
+        super().__init__()
+        if pos_weight is not None:
+            check_number("loss.pos_weight", pos_weight, 0)
+        factor = None if pos_weight is None else torch.tensor(float(pos_weight))
+        self.register_buffer("pos_weight", factor, persistent=False)
+
+    def forward(self, logits: Tensor, label: Tensor, weights: Tensor | None = None) -> Tensor:
+        """logits, label (n,) or (n, C); weights of the samples (n,) -> ()."""
+        if weights is None:
+            return functional.binary_cross_entropy_with_logits(logits, label, pos_weight=self.pos_weight)
+        each = functional.binary_cross_entropy_with_logits(logits, label, pos_weight=self.pos_weight, reduction="none")
+        return (each * weights).mean()
+
+
+class SquaredLoss(torch.nn.Module):
+    """The mean squared difference, as torch.nn.MSELoss."""
+
+    takes = NUMBER
+
+    def forward(self, prediction: Tensor, label: Tensor, weights: Tensor | None = None) -> Tensor:
+        """prediction, label, weights of the samples (n,) -> ()."""
+        if weights is None:
+            return functional.mse_loss(prediction, label)
+        return ((prediction - label).square() * weights).mean()
 
 
 def taken_by(loss) -> tuple[str, ...] | None:
@@ -63,3 +103,13 @@ def check_loss(loss, given: str, where: str):
         f"{where} gives the loss {INPUTS[given]}, {type(loss).__name__} takes {others}: choose {names}, or a loss of "
         "your own"
     )
+
+
+def check_weighted(loss):
+    """Raises UserError unless a loss takes weights of the samples behind logits and labels."""
+    parameters = list(inspect.signature(getattr(loss, "forward", loss)).parameters.values())
+    if len(parameters) < 3 and not any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        raise UserError(
+            f"data.sample_weight needs a loss that takes weights, forward(logits, labels, weights), as loss=bce; "
+            f"{type(loss).__name__} does not"
+        )

@@ -80,6 +80,8 @@ class Retrieval(Task):
                 f"task=retrieval takes each row as a pair of a query and its item, without a label: give "
                 f"data.label_kind={NO_LABEL} in place of data.label, with the rows that are such pairs"
             )
+        if getattr(source, "sample_weight", None) is not None:
+            raise UserError("task=retrieval takes all pairs alike: leave out data.sample_weight")
         check_loss(loss, CANDIDATES, "task=retrieval")
         check_integer("task.negatives", negatives, 0, MOST_NEGATIVES)
         check_integer("task.chunk", chunk, 1)

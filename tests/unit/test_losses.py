@@ -14,9 +14,21 @@ from small_graph import SmallGraph
 from hetmpi.data.tabular.reading import LABEL_KINDS
 from hetmpi.data.triples.synthetic import SyntheticTriples
 from hetmpi.errors import UserError
+from hetmpi.run import build
 from hetmpi.tasks.ctr import ClickThroughRate
 from hetmpi.tasks.link import LinkPrediction
-from hetmpi.tasks.losses import CANDIDATES, CLASSES, CLICK, FITTING, LABELS, NUMBER, taken_by
+from hetmpi.tasks.losses import (
+    CANDIDATES,
+    CLASSES,
+    CLICK,
+    FITTING,
+    LABELS,
+    NUMBER,
+    PROBABILITY,
+    BinaryLoss,
+    SquaredLoss,
+    taken_by,
+)
 from hetmpi.tasks.node import NodeClassification
 from hetmpi.tasks.retrieval import Retrieval
 
@@ -67,6 +79,7 @@ def inputs_of(given):
     return {
         CLICK: (torch.zeros(3), label),
         NUMBER: (torch.zeros(3), label),
+        PROBABILITY: (torch.zeros(3), label / 2),
         CLASSES: (torch.zeros(3, 4), torch.tensor([0, 3, 1])),
         LABELS: (torch.zeros(3, 4), torch.ones(3, 4)),
         CANDIDATES: (torch.zeros(3), torch.zeros(3, 5)),
@@ -125,3 +138,35 @@ def test_a_loss_of_ones_own_fits_unless_it_declares_other_inputs():
 def test_losses_of_torch_that_take_no_logits_of_clicks_are_refused(kind):
     with pytest.raises(UserError, match=f"{kind.__name__} takes .*choose loss=bce"):
         ClickThroughRate(clicks("click"), kind())
+
+
+def test_the_binary_loss_is_that_of_torch_with_weights_of_label_1_and_of_samples():
+    rng = torch.Generator().manual_seed(0)
+    logits, label, weights = torch.randn(9, generator=rng), torch.rand(9, generator=rng), torch.rand(9, generator=rng)
+    assert torch.equal(BinaryLoss()(logits, label), torch.nn.BCEWithLogitsLoss()(logits, label))
+    of_torch = torch.nn.BCEWithLogitsLoss(weight=weights, pos_weight=torch.tensor(3.0))
+    assert torch.allclose(BinaryLoss(pos_weight=3)(logits, label, weights), of_torch(logits, label))
+    assert torch.equal(SquaredLoss()(logits, label), torch.nn.MSELoss()(logits, label))
+    expected = (weights * (logits - label) ** 2).mean()
+    assert torch.allclose(SquaredLoss()(logits, label, weights), expected)
+
+
+@pytest.mark.parametrize("pos_weight", [-1, float("nan"), float("inf"), "3", True])
+def test_a_weight_of_label_1_that_is_no_number_of_at_least_0_is_refused(pos_weight):
+    with pytest.raises(UserError, match="loss.pos_weight must be a number of at least 0"):
+        BinaryLoss(pos_weight)
+
+
+def test_weighted_samples_need_a_loss_that_takes_weights():
+    source = clicks("click")
+    source.sample_weight = "w"
+    ClickThroughRate(source, BinaryLoss())
+    ClickThroughRate(source, lambda logits, labels, weights: (weights * (logits - labels) ** 2).mean())
+    with pytest.raises(UserError, match="data.sample_weight needs a loss that takes weights.* Own does not"):
+        ClickThroughRate(source, Own())
+
+
+def test_a_setting_that_a_loss_of_torch_cannot_take_is_refused_in_one_line():
+    config = OmegaConf.create({"_target_": "torch.nn.BCEWithLogitsLoss", "pos_weight": 3})
+    with pytest.raises(UserError, match="torch.nn.BCEWithLogitsLoss: cannot assign 'int' object to buffer"):
+        build.make(config)

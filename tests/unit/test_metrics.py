@@ -7,7 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetmpi.metrics import auc, calibration, grouped_auc, log_loss, mae, normalised_entropy, without_auc
+from hetmpi.metrics import (
+    auc,
+    calibration,
+    grouped_auc,
+    log_loss,
+    mae,
+    normalised_entropy,
+    rmse,
+    soft_auc,
+    soft_calibration,
+    soft_grouped_auc,
+    soft_log_loss,
+    soft_normalised_entropy,
+    without_auc,
+)
 
 SAMPLES = st.lists(st.tuples(st.booleans(), st.integers(-4, 4)), max_size=40)  # few scores: many ties
 
@@ -139,3 +153,24 @@ def test_labels_and_predictions_of_different_length_are_refused(metric):
 def test_what_is_in_the_way_of_an_auc_is_said(label, score, reason):
     arrays = np.array(label, np.float32), np.array(score, np.float32)
     assert without_auc(*arrays) == reason and np.isnan(auc(*arrays)) == (reason is not None)
+
+
+# Label in quarters, score, weight and group.
+SOFT = st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3), st.integers(0, 3), st.integers(0, 2)), max_size=30)
+TWINS = [(soft_auc, auc), (soft_log_loss, log_loss), (soft_normalised_entropy, normalised_entropy),
+         (soft_calibration, calibration)]  # fmt: skip
+
+
+@given(SOFT)
+def test_soft_labels_and_weights_are_as_copies_of_samples_with_labels_0_and_1(samples):
+    quarters, score, weight, group = (np.array(column, np.float64) for column in list(zip(*samples)) or [[]] * 4)
+    hard = [(y, s, g) for q, s, w, g in samples for y in [1] * q * w + [0] * (4 - q) * w]
+    label, scores, groups = (np.array(column, np.float64) for column in list(zip(*hard)) or [[]] * 3)
+    for soft, exact in TWINS:
+        np.testing.assert_allclose(soft(quarters / 4, score, weight), exact(label, scores), rtol=1e-9)
+    expected = grouped_auc(label, scores, groups)
+    np.testing.assert_allclose(soft_grouped_auc(quarters / 4, score, weight, group), expected, rtol=1e-9)
+    copies = np.repeat(np.arange(len(score)), weight.astype(int))
+    for metric in (rmse, mae):
+        expected = metric(quarters[copies], score[copies])
+        np.testing.assert_allclose(metric(quarters, score, weight), expected, rtol=1e-9)

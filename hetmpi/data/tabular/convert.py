@@ -14,7 +14,17 @@ import pyarrow.compute as pc
 from hetmpi import _C
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.dialect import POINT, with_points
-from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, MAX_EXAMPLES, BadRows, Reading, StoredColumn, shown
+from hetmpi.data.tabular.reading import (
+    BAD_LABEL,
+    BAD_NUMBER,
+    HASH,
+    MAX_EXAMPLES,
+    PROBABILITY,
+    BadRows,
+    Reading,
+    StoredColumn,
+    shown,
+)
 from hetmpi.data.tabular.rules import LAST, NUMBER
 from hetmpi.data.tabular.times import NAMES, moments
 
@@ -332,12 +342,18 @@ def one_label(
     else:
         values, bad = numbers(array, missing, reading.decimal)
         none = np.isnan(values) if bad is None else np.isnan(values) & ~bad
-        wrong = np.isnan(values) if reading.label_kind == NUMBER else (values != 0) & (values != 1)
+        wrong = (values != 0) & (values != 1)
+        if reading.label_kind == NUMBER:
+            wrong = np.isnan(values)
+        elif reading.label_kind == PROBABILITY:
+            wrong = ~((values >= 0) & (values <= 1))
         bad = wrong if bad is None else bad | wrong
         bad = bad if is_one else bad & ~none
         kind, what = BAD_LABEL, "is neither 0 nor 1"
         if reading.label_kind == NUMBER:
             kind, what = "label that is no number", "is no finite number"
+        elif reading.label_kind == PROBABILITY:
+            kind, what = "label that is no probability", "is no number from 0 to 1"
         if none[bad].all():
             kind, what = "missing label", "is no label, as it is missing"
     if not bad.any():
@@ -348,11 +364,27 @@ def one_label(
     return values.astype(np.float32), Fault(name, kind, what, bad, labels)
 
 
+def weights(array: pa.Array, reading: Reading, path: str) -> tuple[np.ndarray, Fault | None]:
+    """(n,) float32, and rows with a bad weight. Raises DataError."""
+    name = reading.sample_weight
+    try:
+        values, bad = numbers(array, reading.missing, reading.decimal)
+    except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"data.sample_weight: {path}, column {name}: {error}") from error
+    wrong = ~(values >= 0) if bad is None else ~(values >= 0) | bad
+    fault = Fault(name, "bad weight", "is no weight: a finite number of at least 0 was expected", wrong)
+    return values, fault if wrong.any() else None
+
+
 def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[Fault]]:
     """The prepared form of raw columns, with bad rows, and the faults. Raises DataError, with file and column, for a
     type that cannot be read as its rule asks."""
     of_labels, faults = labels(raw, reading, path)
     arrays = [pa.array(values) for values in of_labels]
+    if reading.sample_weight is not None:
+        values, fault = weights(column_of(raw, reading.sample_weight), reading, path)
+        arrays.append(pa.array(values))
+        faults += [fault] if fault else []
     for column in reading.columns:
         try:
             values, bad = one_column(column_of(raw, column.name), column, reading)

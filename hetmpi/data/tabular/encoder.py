@@ -15,7 +15,7 @@ from hetmpi.data.batch import NO_GROUP, Bag, Samples
 from hetmpi.data.features import NO_KEY, Feature, FeatureRequest, ValueMap, arrange
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
-from hetmpi.data.tabular.reading import INTEGER, Reading, label_fields
+from hetmpi.data.tabular.reading import INTEGER, WEIGHT, Reading, label_fields
 from hetmpi.data.tabular.rules import AUTO, ID, Column
 from hetmpi.data.tabular.scaling import Scaling, standardized
 from hetmpi.errors import UserError, one_line
@@ -104,7 +104,8 @@ class Encoder:
         names = [name for name in label_fields(len(self.reading.labels)) if name in table.column_names]
         label = np.stack([table[name].to_numpy() for name in names], 1) if names else np.zeros((num, 1), np.float32)
         label = label if len(names) > 1 else label[:, 0]
-        return Samples(ids, dense, np.ascontiguousarray(label), bags=bags, group=self._groups(table))
+        weight = table[WEIGHT].to_numpy() if WEIGHT in table.column_names else None
+        return Samples(ids, dense, np.ascontiguousarray(label), bags=bags, group=self._groups(table), weight=weight)
 
     def keyed(self, samples: Samples) -> Samples:
         """Samples with ids, made by this encoder before training, with the keys of these ids."""

@@ -15,12 +15,12 @@ from hetmpi.data.tabular.dialect import POINT, Dialect
 from hetmpi.data.tabular.rules import FIRST, NUMBER, Column, texts_of
 from hetmpi.errors import printable
 
-CLICK, NO_LABEL = "click", "none"
-LABEL_KINDS = (CLICK, NUMBER, NO_LABEL)
+CLICK, PROBABILITY, NO_LABEL = "click", "probability", "none"
+LABEL_KINDS = (CLICK, NUMBER, PROBABILITY, NO_LABEL)
 HASH, INTEGER = "hash", "integer"
 MAX_EXAMPLES = 5
 EXAMPLE_CHARS = 120
-LABEL = "label"
+LABEL, WEIGHT = "label", "weight"  # in prepared files
 MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")  # texts of missing values by default
 BAD_LABEL, BAD_NUMBER = "bad label", "bad number"
 POSITIVE = ("yes", "y", "true", "t")
@@ -55,7 +55,7 @@ class Reading:
     positive: label texts that count as 1. share: of the rows that are held out. split: the column and the texts of its
     values that are. after: microseconds since 1970, later times of that column are held out instead. unit: of times
     that are numbers (times.py). kept: columns that are passed on as they are. keys: columns of folders (folders.py).
-    delimiter, quote, encoding, decimal: of text (dialect.py)."""
+    delimiter, quote, encoding, decimal: of text (dialect.py). sample_weight: the column of the samples' weights."""
 
     form: str
     names: tuple[str, ...] | None
@@ -75,10 +75,16 @@ class Reading:
     label_missing: tuple[tuple[str, ...], ...] = ()
     encoding: str | None = None
     decimal: str = POINT
+    sample_weight: str | None = None
 
     def missing_of(self, column: StoredColumn) -> tuple[str, ...]:
         """Texts of the missing values of a column."""
         return (*self.missing, *column.missing)
+
+    @property
+    def not_features(self) -> tuple[str, ...]:
+        """The labels, and the column of weights."""
+        return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
 
     @property
     def dialect(self) -> Dialect:
@@ -87,18 +93,21 @@ class Reading:
     @property
     def wanted(self) -> list[str]:
         """Names of the columns that are read."""
-        names = [*self.labels, *(column.name for column in self.columns), self.split and self.split[0], *self.kept]
+        splitter = self.split and self.split[0]
+        names = [*self.not_features, *(column.name for column in self.columns), splitter, *self.kept]
         return list(dict.fromkeys(name for name in names if name))
 
     def schema(self) -> pa.Schema:
-        """Of the prepared files: label, label1, … for the labels, NaN where one of several is missing, then c0, c1, …
-        for the columns."""
-        labels = [pa.field(name, pa.float32()) for name in label_fields(len(self.labels))]
+        """Of the prepared files: label, label1, … for the labels, NaN where one of several is missing, weight if there
+        is one, then c0, c1, … for the columns."""
+        names = label_fields(len(self.labels)) + ([] if self.sample_weight is None else [WEIGHT])
+        labels = [pa.field(name, pa.float32()) for name in names]
         return pa.schema(labels + [pa.field(f"c{i}", column.type) for i, column in enumerate(self.columns)])
 
     def to_predict(self, kept: tuple[str, ...] = ()) -> Reading:
-        """For files to predict: without labels and held-out rows."""
-        return replace(self, labels=(), label_missing=(), share=0.0, split=None, after=None, unit=None, kept=kept)
+        """For files to predict: without labels, weights and held-out rows."""
+        read = replace(self, labels=(), label_missing=(), sample_weight=None)
+        return replace(read, share=0.0, split=None, after=None, unit=None, kept=kept)
 
     def to_json(self) -> dict:
         return asdict(self)
@@ -197,7 +206,9 @@ class BadRows:
         cures = [CURES[kind] for kind in self.kinds if kind in CURES]
         if BAD_LABEL in self.kinds:
             cures.insert(0, f"give {positive_setting(self.labels)}, the labels that count as 1")
-            cures[0] += ", or data.label_kind=number" if not self.labels or any(map(is_number, self.labels)) else ""
+            if not self.labels or any(map(is_number, self.labels)):
+                is_share = bool(self.labels) and all(is_number(text) and 0 <= float(text) <= 1 for text in self.labels)
+                cures[0] += f", or data.label_kind={PROBABILITY if is_share else NUMBER}"
         return [*cures, "correct the rows, raise data.max_bad_rows, or select the right files of a folder by a glob"]
 
     def check(self, source: str, limit: int) -> None:

@@ -87,6 +87,7 @@ class Tabular:
         names: Sequence[str] | None = None,
         label_kind: str = CLICK,
         label_weights: Sequence[float] | None = None,
+        sample_weight: str | None = None,
         positive: Sequence[str] | None = None,
         missing: Sequence[str] = MISSING,
         delimiter: str | None = None,
@@ -102,14 +103,14 @@ class Tabular:
         shuffle: bool = True,
     ):
         """path: a file, a glob, a folder, or a folder that prepare() has written. label: a column, or several.
-        label_weights: of several, in the loss. valid: a share, a path, or the last values of a column, as {column: day,
-        last: 1}, or its last span of time, as {column: time, last: 7d}, with unit: s for numbers (times.py). columns:
-        see docs/columns.md. names: of the columns of text without a header. positive: label texts that count as 1;
-        others count as 0. missing: texts that mean a missing value, besides the empty one. delimiter, quote, encoding,
-        decimal: of text (dialect.py). cache: folder for prepared data, default prepared/. rows_per_value: rows of a
-        hashed column per distinct value, at most max_field_rows. follow: the files of the folder `path` are a stream
-        (stream.py): `stream` has its state. shuffle: False for rows in the order of the files.
-        Raises UserError for invalid values."""
+        label_weights: of several, in the loss. sample_weight: a column of weights, in loss and metrics. valid: a share,
+        a path, or the last values of a column, as {column: day, last: 1}, or its last span of time, as {column: time,
+        last: 7d}, with unit: s for numbers (times.py). columns: see docs/columns.md. names: of the columns of text
+        without a header. positive: label texts that count as 1; others count as 0. missing: texts that mean a missing
+        value, besides the empty one. delimiter, quote, encoding, decimal: of text (dialect.py). cache: folder for
+        prepared data, default prepared/. rows_per_value: rows of a hashed column per distinct value, at most
+        max_field_rows. follow: the files of the folder `path` are a stream (stream.py): `stream` has its state.
+        shuffle: False for rows in the order of the files. Raises UserError for invalid values."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
         check_number("data.rows_per_value", rows_per_value, LEAST_ROWS_PER_VALUE)
@@ -131,7 +132,10 @@ class Tabular:
         self.path, self.max_bad_rows, self.cached_groups = path, max_bad_rows, cached_groups
         self.seed = seed & 0xFFFFFFFFFFFFFFFF  # numpy rejects negative seeds
         self.labels, self.label_kind, self.valid_rule = labels_of(label), label_kind, check_valid(plain(valid))
-        self.label_weights = weights_of(label_weights)
+        check_text("sample_weight", sample_weight, "the name of a column", is_optional=True)
+        if sample_weight in self.labels:
+            raise UserError(f"data.sample_weight={one_line(sample_weight)}: it is a label")
+        self.label_weights, self.sample_weight = weights_of(label_weights), sample_weight
         self.check_weights()
         self.positive, self.missing = texts_of("data.positive", positive), all_missing(missing)
         self.names = texts_of("data.names", names)
@@ -193,6 +197,11 @@ class Tabular:
         for split in () if self.stream is not None else (self._train, self._valid):
             split.forget()
 
+    @property
+    def not_features(self) -> tuple[str, ...]:
+        """The labels, and the column of weights."""
+        return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
+
     def nothing(self) -> Samples:
         """No samples."""
         return self.encoder.samples(self.encoder.reading.schema().empty_table())
@@ -213,7 +222,7 @@ class Tabular:
         if not units:
             raise DataError(f"data.path={self.path} is empty")
         layout = self._layout(list(dict.fromkeys(unit.path for unit in units)), last, rank, barrier)
-        columns = resolve(self.rules, layout.types, self.labels, last and last.column)
+        columns = resolve(self.rules, layout.types, self.not_features, last and last.column)
         self._conflicts = layout.conflicts
         if layout.form == TEXT and self.dialect.encoding is None and not is_utf8(head_of(train[0])):
             report(
@@ -234,7 +243,7 @@ class Tabular:
         return Reading(
             layout.form, self.names, layout.delimiter, self.dialect.quote, self.missing, self.labels, self.label_kind,
             self.positive, stored_columns(columns), share, keys=tuple(layout.keys),
-            label_missing=tuple(map(self.missing_of, self.labels)),
+            label_missing=tuple(map(self.missing_of, self.labels)), sample_weight=self.sample_weight,
             encoding=self.dialect.encoding, decimal=layout.decimal,
         )  # fmt: skip
 
@@ -257,6 +266,7 @@ class Tabular:
         wanted = [("data.label", name) for name in self.labels] + (
             [("data.valid: column", last.column)] if last else []
         )
+        wanted += [] if self.sample_weight is None else [("data.sample_weight", self.sample_weight)]
         for key, name in wanted:
             if name not in layout.types:
                 divided = "" if layout.form == PARQUET else f", divided by {layout.delimiter!r}"
@@ -287,11 +297,12 @@ class Tabular:
     def _open(self, rank: int, size: int, barrier, report) -> None:
         manifest = read_json(self.folder, "manifest.json")
         reading = Reading.from_json(manifest["reading"])
-        columns = resolve(self.rules, manifest["types"], reading.labels, reading.split and reading.split[0])
-        if stored_columns(columns) != reading.columns or self.labels not in ((), reading.labels):
+        columns = resolve(self.rules, manifest["types"], reading.not_features, reading.split and reading.split[0])
+        is_other = self.labels not in ((), reading.labels) or self.sample_weight not in (None, reading.sample_weight)
+        if is_other or stored_columns(columns) != reading.columns:
             raise DataError(
-                f"data.path={self.path} was prepared with other columns or another label: give the raw files, which "
-                "are prepared again"
+                f"data.path={self.path} was prepared with other columns, another label or other weights: give the raw "
+                "files, which are prepared again"
             )
         if manifest["shuffle"] != self.shuffle:
             raise DataError(
@@ -327,7 +338,7 @@ class Tabular:
                 f"data.label_kind={NO_LABEL}: data.path={self.path} was prepared with the label "
                 f"{one_line(', '.join(reading.labels))}: give the raw files"
             )
-        self.labels, self.label_kind = reading.labels, reading.label_kind
+        self.labels, self.label_kind, self.sample_weight = reading.labels, reading.label_kind, reading.sample_weight
         self.check_weights()
 
     def check_weights(self) -> None:
@@ -422,7 +433,7 @@ def no_value_notes(columns: list[Column], manifest: dict) -> dict[str, str]:
 class Reader:
     """Reads the rows of files in order, without preparing them: unit by unit, in blocks of Reading.schema() for
     Encoder.samples, with kept columns. path: a file, a glob or a folder; text without a header has the columns of the
-    files that `reading` is from, with or without the labels.
+    files that `reading` is from, with or without the labels, or these and the weights.
 
     bad  rows that were dropped so far"""
 
@@ -447,9 +458,11 @@ class Reader:
         self.reading = replace(reading, keys=tuple(keys)).to_predict(kept)
         if reading.names and self.units and self.units[0].form == TEXT:
             head = head_of(self.units[0].path, encoding=reading.encoding).split(b"\n", 1)[0]
-            if count_values(head, reading.delimiter, reading.quote) == len(reading.names) - len(reading.labels):
-                names = tuple(name for name in reading.names if name not in reading.labels)
-                self.reading = replace(self.reading, names=names)
+            num = count_values(head, reading.delimiter, reading.quote)
+            for absent in (reading.not_features, reading.labels):
+                if num == len(reading.names) - len(absent):
+                    names = tuple(name for name in reading.names if name not in absent)
+                    self.reading = replace(self.reading, names=names)
 
     def blocks(self, unit: Unit) -> Iterator[pa.Table]:
         """The good rows of a unit. Raises DataError."""

@@ -309,7 +309,7 @@ class Stream:
         source, columns = self._source, None
         if getattr(source, "encoder", None) is None:
             layout = ranks.from_first(lambda: source.layout_of([path]))
-            columns = resolve(source.rules, layout.types, source.labels, None)
+            columns = resolve(source.rules, layout.types, source.not_features, None)
             source.check_has_ids(columns)
             check_rows(columns)
             rules, self._types, self._first = source.reading_of(layout, columns), layout.types, path

@@ -278,6 +278,8 @@ class TextRows:
         for name, missing in zip(reading.labels, reading.label_missing):
             if name in types and reading.positive is None and words(missing) == words(reading.missing):
                 types[name] = pa.float64()
+        if reading.sample_weight in types:
+            types[reading.sample_weight] = pa.float64()
         for name in {*([reading.split[0]] if reading.split else []), *reading.kept} & set(types):
             types[name] = pa.binary()  # as it is written
         return types
