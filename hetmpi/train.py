@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from hetmpi.data.loader import Loader, Lookahead
-from hetmpi.data.source import Source
+from hetmpi.data.source import Source, held_out
 from hetmpi.errors import LARGEST, NotFinite, UserError, doing
 from hetmpi.log.display import tell
 from hetmpi.log.environment import environment
@@ -192,12 +192,12 @@ class Training:
             self.checkpoints.reserve(self.tables.to_save)
         self.loader: Loader | None = None
         self._unchecked: list[LossOnGpu] = []
+        self.of_data = f" of data={config.data_name}"
         self.evaluation = self.open_evaluation()
         self.log = self._opened_log()
         self.watch = Stopwatch()
         # Of the settings, what each step needs: a look at OmegaConf's takes 20 us.
         self.accumulate, self.in_forward = config.train.accumulate, f"forward() of model={config.model_name}"
-        self.of_data = f" of data={config.data_name}"
         self.is_disk_full = False  # that of this rank's rows, if they are on disk
         self.saved_step = self.start.step if self.saving.resumed is not None else None
 
@@ -561,7 +561,7 @@ class Training:
         """The batches from the next step to `last_step`."""
         config, world = self.config, self.world
         return Loader(
-            partial(self._drawn, "train"), world.rank, world.size, config.batch_size, self.steps, last_step,
+            self._drawn, world.rank, world.size, config.batch_size, self.steps, last_step,
             config.loader.threads, config.loader.prefetch, self._making(), self.saving.samples(self.steps),
         )  # fmt: skip
 
@@ -570,9 +570,20 @@ class Training:
         settings, num = self.config.eval, self.source.num_valid
         num = num if settings.max_samples is None else min(num, settings.max_samples)
         return Evaluation(
-            self.world, self.tables, self.model, self._forward, partial(self._drawn, "valid"), num,
-            settings.batch_size, self.device, self.spans, self.vocabularies.of_held_out,
+            self.world, self.tables, self.model, self._forward, self._held_out(num), num, settings.batch_size,
+            self.device, self.spans, self.vocabularies.of_held_out,
         )  # fmt: skip
+
+    def _held_out(self, num: int) -> Callable:
+        """A random sample of `num` held-out samples, by their numbers (start, stop)."""
+        with doing(f"valid(0, 0){self.of_data}"):
+            valid = held_out(self.source, num)
+
+        def drawn(start: int, stop: int):
+            with doing(f"valid({start}, {stop}){self.of_data}"):
+                return valid(start, stop)
+
+        return drawn
 
     def _making(self) -> Callable:
         """The function from samples to a batch with checked keys, for the loader's threads."""
@@ -587,10 +598,10 @@ class Training:
 
         return made
 
-    def _drawn(self, split: str, start: int, stop: int):
-        """The source's samples [start, stop) of `train` or `valid`."""
-        with doing(f"{split}({start}, {stop}){self.of_data}"):
-            return getattr(self.source, split)(start, stop)
+    def _drawn(self, start: int, stop: int):
+        """The source's training samples [start, stop)."""
+        with doing(f"train({start}, {stop}){self.of_data}"):
+            return self.source.train(start, stop)
 
     def _filled(self) -> int:
         """Fills the rows that table.init_from has, in a new run, and returns their number. Collective."""

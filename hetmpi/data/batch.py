@@ -16,6 +16,7 @@ from hetmpi import _C
 from hetmpi.data.features import TABLE, Feature
 from hetmpi.errors import UserError
 
+OPTIONAL = "teacher", "group", "weight"  # of samples
 NO_GROUP = -1  # of a sample that is in no group
 
 
@@ -59,10 +60,10 @@ class Samples:
 
 
 def concatenate(parts: Sequence[Samples]) -> Samples:
-    """The samples of all parts, at least one, in order. Without `teacher`."""
+    """The samples of all parts, at least one, in order. What is optional if all have it."""
     ids, dense, label = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "dense", "label"))
     bags = tuple(map(concatenate_bags, zip(*(part.bags for part in parts))))
-    optional = [name for name in ("group", "weight") if getattr(parts[0], name) is not None]
+    optional = [name for name in OPTIONAL if all(getattr(part, name) is not None for part in parts)]
     found = {name: np.concatenate([getattr(part, name) for part in parts]) for name in optional}
     return Samples(ids, dense, label, bags=bags, **found)
 

@@ -36,6 +36,7 @@ class Synthetic:
     """
 
     name = "synthetic"
+    is_valid_random = True
     num_fields, num_dense = len(KAGGLE_FIELD_ROWS), NUM_DENSE
 
     def __init__(

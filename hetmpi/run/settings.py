@@ -202,7 +202,10 @@ class Eval:
         None, "to stop after this many evaluations in a row without improvement", least=1, most=MANY
     )
     max_samples: int | None = setting(
-        None, "limit of held-out samples, if evaluations take long; null: all", least=1, most=MANY
+        None,
+        "to evaluate on a random sample of so many held-out samples, if evaluations take long; null: all",
+        least=1,
+        most=MANY,
     )
     batch_size: int = setting(4096, "lower it if evaluations run out of memory", least=1, most=LARGEST_BATCH)
 

@@ -298,7 +298,7 @@ class LinkPrediction(Task):
     def evaluate(self, evaluation: Evaluation, step: int) -> list[np.ndarray] | None:
         """The ranks of heads and tails of the held-out triples, (n, 2). Collective."""
         evaluation.tables.flush()
-        triples = self.source.parts["valid"][: evaluation.num_samples]
+        triples = evaluation.draw(0, evaluation.num_samples).triples
         if not len(triples):
             return [] if evaluation.world.rank == 0 else None
         why = f"after step {step} for all ranks to evaluate"

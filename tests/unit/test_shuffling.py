@@ -1,4 +1,6 @@
-"""What is shuffled when data are prepared: all rows, over all files."""
+"""What is shuffled when data are prepared: all rows, over all files; and the sample of eval.max_samples."""
+
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -10,11 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_tabular import SMALL_SIZES, equal, samples_of, source_of, table_of, text_of, write
 
+from hetmpi.data.batch import Samples, concatenate
 from hetmpi.data.files import DataError
-from hetmpi.data.tabular import buckets, prepare
+from hetmpi.data.source import held_out
+from hetmpi.data.tabular import Tabular, buckets, prepare
 from hetmpi.data.tabular.files import list_units
+from hetmpi.data.tabular.stream import Ranks
+from hetmpi.data.triples.source import TripleFiles
 
-LISTS = [{"name": "tags", "pool": "sum"}]
+NONE = [{"name": "at", "transform": "none"}]
 
 
 def shrink(patch):
@@ -162,3 +168,82 @@ def test_buckets_follow_from_the_size_of_the_files(tmp_path):
     assert number(128 << 20, "b.csv.gz") == 16 and number(1 << 30, "b.csv.gz") == 128
     pq.write_table(pa.table({"x": np.zeros(1 << 23, np.int8)}), tmp_path / "a.parquet")
     assert buckets.num_buckets_of(list_units([str(tmp_path / "a.parquet")], [], 256 << 20)) == 4
+
+
+# eval.max_samples
+
+
+def by_time(folder, num):
+    """A CSV of `num` rows, ordered by a number."""
+    table = pa.table({"click": np.arange(num) % 2, "user": np.arange(num) % 9, "at": np.arange(num) + 0.5})
+    csv.write_csv(table, folder / "a.csv")
+    return folder / "a.csv"
+
+
+def is_spread(values, least, most):
+    """Whether ascending values are as a random sample of [least, most], by their mean and ends."""
+    span = most - least
+    mean, deviation = np.mean(values), span / np.sqrt(12 * len(values))
+    ends = values[0] - least < span / 10 and most - values[-1] < span / 10
+    return abs(mean - (least + most) / 2) < 5 * deviation and ends
+
+
+def test_a_sample_of_rows_in_their_order_is_random_and_the_same_in_parts(tmp_path, small):
+    data = source_of(by_time(tmp_path, 2_000), tmp_path / "cache", valid=0.5, shuffle=False, columns=NONE)
+    valid = held_out(data, 300)
+    whole = valid(0, 300)
+    assert is_spread(np.sort(whole.dense[:, 0]), 0, 2_000) and len(np.unique(whole.dense[:, 0])) == 300
+    assert equal(whole, concatenate([valid(0, 7), valid(7, 7), valid(7, 200), valid(200, 300)]))
+    assert equal(held_out(data, data.num_valid)(0, 300), data.valid(0, 300))
+
+
+def test_a_sample_of_the_last_file_of_a_stream_is_random(tmp_path, small):
+    (tmp_path / "d").mkdir()
+    by_time(tmp_path / "d", 2_000)
+    for shuffle in (True, False):
+        rules = [{"name": "user", "rows": 9}, *NONE]
+        data = Tabular(
+            str(tmp_path / "d"), 0, "click", cache=str(tmp_path), follow=True, columns=rules, shuffle=shuffle
+        )
+        (tmp_path / "d/_END").touch()
+        os.utime(tmp_path / "d/a.csv", (0, 0))
+        data.stream.open(Ranks(0, 1, lambda: None, lambda call: call()), None)
+        assert is_spread(np.sort(held_out(data, 300)(0, 300).dense[:, 0]), 0, 2_000)
+        in_order = (np.diff(data.train(0, 2_000).dense[:, 0]) > 0).all()
+        assert in_order != shuffle
+
+
+def test_a_sample_of_triples_is_random(tmp_path):
+    lines = [f"e{i}\tr\te{i + 1}\n" for i in range(1_000)]
+    for part in ("train", "valid", "test"):
+        (tmp_path / f"{part}.txt").write_text("".join(lines))
+    data = TripleFiles(str(tmp_path), 0)
+    data.prepare(0, 1, lambda: None, lambda line: None)
+    numbers = {name: int(name[1:]) for name in data.entities}
+    heads = [numbers[data.entities[head]] for head in held_out(data, 100)(0, 100).triples[:, 0]]
+    assert is_spread(np.sort(heads), 0, 1_000)
+    assert sorted(map(tuple, data.valid(0, 1_000).triples)) == sorted(map(tuple, data.parts["valid"]))
+
+
+@pytest.mark.parametrize("has_teacher", [True, False])
+def test_a_sample_of_samples_of_ones_own_source_is_random_and_of_other_types_the_first(has_teacher):
+    class Own:
+        num_valid = 200_000
+
+        def valid(self, start, stop):
+            at = np.arange(start, stop)
+            teacher = np.float32(at / 200_000) if has_teacher else None
+            return Samples(at[:, None], np.zeros((len(at), 0), np.float32), np.float32(at % 2), teacher)
+
+    samples = held_out(Own(), 500)(0, 500)
+    assert is_spread(samples.ids[:, 0], 0, 200_000)
+    assert (samples.label == samples.ids[:, 0] % 2).all()
+    assert samples.teacher is None if not has_teacher else np.allclose(samples.teacher * 200_000, samples.ids[:, 0])
+
+    class Other:
+        num_valid = 100
+
+        def valid(self, start, stop):
+            return list(range(start, stop))
+
+    assert held_out(Other(), 3)(0, 3) == [0, 1, 2]

@@ -39,6 +39,7 @@ class GraphData:
     labels, split, class_names, digests, num_train and num_valid as hetmpi/tasks/node.py, GraphSource, needs them."""
 
     name = "graph"
+    is_valid_random = True
 
     def __init__(
         self,

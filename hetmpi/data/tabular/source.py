@@ -142,7 +142,7 @@ class Tabular:
         if self.names and len(set(self.names)) < len(self.names):
             raise UserError(f"data.names: names must differ, got {', '.join(self.names)}")
         self.rules = read_rules(columns)
-        self.cache, self.shuffle = cache, shuffle
+        self.cache, self.shuffle, self.is_valid_random = cache, shuffle, shuffle
         self.rows_per_value, self.max_field_rows = rows_per_value, max_field_rows
         self.folder = absolute(path) if is_prepared(path) else None
         self._cure: str | None = None  # of held-out rows that are few

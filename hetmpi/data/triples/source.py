@@ -15,6 +15,7 @@ from hetmpi.data.triples.reading import PARTS, Triples, read_triples
 from hetmpi.errors import LARGEST, UserError, check_integer, one_line
 
 CACHED_EPOCHS = 2  # orders of the training triples
+VALID_SEED = 2022  # of the order of held-out triples, the same in all runs
 HEAD, TAIL = 0, 1  # side of a triple that a question asks for
 
 
@@ -53,11 +54,13 @@ class KnownAnswers:
 
 class TripleData:
     """Triples of a knowledge graph. Epoch e visits the training triples in an order drawn from (seed, e); duplicated
-    triples count as often as they occur. Held-out triples are those of the valid part.
+    triples count as often as they occur. Held-out triples are those of the valid part,
+    in an order of their own, the same for every seed.
 
     Call `prepare` first: it sets what hetmpi/tasks/link.py, TripleSource, needs."""
 
     name = "triples"
+    is_valid_random = True
 
     def __init__(self, seed: int):
         check_integer("data.seed", seed, -LARGEST - 1)
@@ -87,6 +90,7 @@ class TripleData:
         self.is_seen_relation = np.zeros(self.num_relations, bool)
         self.is_seen_relation[train[:, 1]] = True
         self.encoder = TripleNames(self.entities, self.relations)
+        self._valid_order = np.random.default_rng(VALID_SEED).permutation(self.num_valid)
         self._order = functools.lru_cache(CACHED_EPOCHS)(self._draw_order)
         self.known = functools.lru_cache(3)(self._known)
 
@@ -103,7 +107,7 @@ class TripleData:
     def valid(self, start: int, stop: int) -> TripleSamples:
         """Held-out triples [start, stop)."""
         check_slice(start, stop, self.num_valid)
-        return TripleSamples(self.parts["valid"][start:stop], start)
+        return TripleSamples(self.parts["valid"][self._valid_order[start:stop]], start)
 
     def _known(self, parts: tuple[str, ...]) -> KnownAnswers:
         return KnownAnswers(np.concatenate([self.parts[part] for part in parts]), self.num_entities)
