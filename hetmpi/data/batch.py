@@ -53,8 +53,7 @@ class Samples:
 
     def __getitem__(self, rows: slice | np.ndarray) -> Samples:
         """The samples at `rows`."""
-        optional = {"teacher": self.teacher, "group": self.group, "weight": self.weight}
-        found = {name: one[rows] for name, one in optional.items() if one is not None}
+        found = {name: getattr(self, name)[rows] for name in OPTIONAL if getattr(self, name) is not None}
         bags = tuple(bag[rows] for bag in self.bags)
         return Samples(self.ids[rows], self.dense[rows], self.label[rows], bags=bags, **found)
 
