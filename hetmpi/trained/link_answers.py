@@ -18,8 +18,8 @@ from torch import Tensor
 from hetmpi.checkpoint.manifest import read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.files import DataError, absolute
+from hetmpi.data.triples.lines import BLANKS, check_columns, lines_of, text_of
 from hetmpi.data.triples.names import ENTITY, RELATION, TripleNames
-from hetmpi.data.triples.reading import NAMES_ORDER, check_columns, lines_of, text_of
 from hetmpi.data.triples.source import HEAD, TAIL, KnownAnswers, TripleFiles
 from hetmpi.errors import UserError
 from hetmpi.run.output import cannot_write, part_of
@@ -98,8 +98,8 @@ class LinkAnswers:
         """(side, entity, relation) of each line: head, relation and tail with tabs between, ? for what is asked."""
         num = 0
         for place, line in lines_of(absolute(path)):
-            values = line.split(b"\t")
-            check_columns(values, len(NAMES_ORDER), place, "head, relation and tail with tabs between")
+            values = [value.strip(BLANKS) for value in line.split(b"\t")]
+            check_columns(values, 3, place, "head, relation and tail with tabs between")
             if (values[0] == ASKED) == (values[2] == ASKED) or values[1] == ASKED:
                 raise DataError(f"{place}: put ? in the place of the head or of the tail, and of nothing else")
             side = HEAD if values[0] == ASKED else TAIL

@@ -37,6 +37,32 @@ def test_names_are_numbered_as_they_appear_and_repeated_triples_kept(tmp_path):
     assert found.parts["valid"].tolist() == [[2, 0, 0]] and found.parts["test"].tolist() == [[3, 1, 0]]
 
 
+@pytest.mark.parametrize("form", ["txt", "csv", "parquet"])
+def test_blanks_around_names_are_no_part_of_them(tmp_path, form):
+    rows = [["a ", " likes", "b"], [" b", "likes", " c d "]]
+    if form == "parquet":
+        pq.write_table(
+            pa.table(dict(zip(("head", "relation", "tail"), map(list, zip(*rows))))), tmp_path / "train.parquet"
+        )
+    else:
+        header = "head, relation, tail\n" if form == "csv" else ""
+        text = header + "".join(("," if form == "csv" else "\t").join(row) + "\n" for row in rows)
+        written(tmp_path, {f"train.{form}": text})
+    found = read_triples(str(tmp_path), None)
+    assert sorted(found.entities) == ["a", "b", "c d"] and found.relations == ["likes"]
+    assert names_of(found, "train") == [["a", "likes", "b"], ["b", "likes", "c d"]]
+
+
+def test_held_out_triples_that_are_trained_on_are_counted(tmp_path):
+    source, lines = (
+        TripleFiles(written(tmp_path, NAMES | {"test.txt": "a\tlikes\tb\nb\tlikes\ta\nb\tlikes\tc d\n"}), 0),
+        [],
+    )
+    source.prepare(0, 1, lambda: None, lines.append)
+    [line] = lines[1:]
+    assert "2 of 3 test triples also stand in train" in line and "remove them from one of both" in line
+
+
 def test_lists_of_names_give_the_numbers(tmp_path):
     found = read_triples(written(tmp_path, NAMES | DICTS), None)
     assert found.entities == ["b", "a", "c d", "e"]
@@ -210,13 +236,106 @@ def test_columns_must_be_three_names(tmp_path, columns):
     "text, said",
     [
         ("head,relation,tail,weight,weight\na,r,b,1,1\n", "there are several columns weight"),
-        ("head,relation,tail,\xff\na,r,b,1\n", "train.csv: "),
+        ("head,relation,tail,\xff\na,r,b,1\n", "train.csv cannot be read: "),
         ("head,relation,tail\na,r,\xff\n", "train.csv"),
     ],
 )
 def test_a_damaged_csv_is_refused(tmp_path, text, said):
     with pytest.raises(DataError, match=said):
         read_triples(written(tmp_path, {"train.csv": text.encode("latin-1")}), None)
+
+
+ROWS = [["a", "likes", "b"], ["b", "likes", "c d"], ["c d", "knows", "a"]]
+
+
+@pytest.mark.parametrize(
+    "name, between, settings",
+    [
+        ("train.txt", ";", {"delimiter": ";"}),
+        ("train.txt", ",", {"delimiter": ","}),
+        ("train.tsv", "\t", {"delimiter": "\\t"}),
+        ("train.csv", ";", {"columns": ["h", "r", "t"]}),
+        ("train.csv", ",", {"columns": ["h", "r", "t"]}),
+        ("train.csv", "\t", {"columns": ["h", "r", "t"]}),
+    ],
+)
+def test_delimiters_and_files_without_a_header_give_the_same_triples(tmp_path, name, between, settings):
+    written(tmp_path, {name: "".join(between.join(row) + "\n" for row in ROWS)})
+    for path in (tmp_path, tmp_path / name):
+        assert names_of(TripleFiles(str(path), 0, **settings).read(), "train") == ROWS
+
+
+def test_blanks_may_be_delimiters(tmp_path):
+    path = written(tmp_path, {"train.txt": "a  likes\tb\nb likes c 0.5\n".replace(" 0.5", "")})
+    found = TripleFiles(path, 0, delimiter=" ").read()
+    assert names_of(found, "train") == [["a", "likes", "b"], ["b", "likes", "c"]]
+
+
+def test_a_csv_with_the_headers_of_other_tools_needs_no_setting(tmp_path):
+    for header in ("h;r;t", "subject;predicate;object"):
+        path = written(tmp_path, {"train.csv": f"{header}\na;likes;b\n"})
+        assert names_of(read_triples(path, None), "train") == [["a", "likes", "b"]]
+
+
+@pytest.mark.parametrize(
+    "files, said",
+    [
+        (
+            {"train.txt": "a;likes;b\n"},
+            "expected 3 columns, separated by tabs, got 1: it has ';' between values: set data.deli",
+        ),
+        ({"train.txt": "a likes b\n"}, "got 1: it has blanks between values: set data.delimiter=' '"),
+        ({"train.csv": "a,likes,b\nb,likes,a\n"}, "there are a, likes, b: name those .*as data.columns=.h,r,t."),
+        ({"train.nt": "<a> <b> <c>\n"}, "train.nt, line 1: <subject> <predicate> <object> . of N-Triples was expected"),
+        ({"train.txt.gz": "x"}, "there is no train.txt, .*: there are train.txt.gz"),
+    ],
+)
+def test_other_forms_are_refused_with_what_was_seen(tmp_path, files, said):
+    with pytest.raises(DataError, match=said):
+        read_triples(written(tmp_path, files), None)
+
+
+def test_n_triples_are_read(tmp_path):
+    text = """# a comment
+<http://x/a> <http://x/likes> <http://x/b> .
+_:n1 <http://x/likes> <http://x/\\u00e9> . # further
+<http://x/b> <http://x/name> "B \\"b\\" c"@en .
+<http://x/b> <http://x/age> "5"^^<http://x/int>.
+"""
+    found = read_triples(written(tmp_path, {"train.nt": text}), None)
+    assert names_of(found, "train") == [
+        ["http://x/a", "http://x/likes", "http://x/b"],
+        ["_:n1", "http://x/likes", "http://x/\u00e9"],
+        ["http://x/b", "http://x/name", '"B \\"b\\" c"@en'],
+        ["http://x/b", "http://x/age", '"5"^^<http://x/int>'],
+    ]
+
+
+def test_one_file_is_divided_so_that_all_held_out_names_are_trained(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        f"e{h}\te{t}\tr{r}\t{w}\n"
+        for h, r, t, w in np.c_[rng.integers(60, size=(800, 2)), rng.integers(1, 9, (800, 2))][:, [0, 2, 1, 3]]
+    ]
+    path = written(tmp_path, {"all.txt": "".join([*rows, *rows[:50]])}) + "/all.txt"
+    source, other = (TripleFiles(path, seed, columns=["h", "t", "r"], held_out=0.1) for seed in (1, 2))
+    with pytest.raises(UserError, match="data.held_out must be at most 0.4"):
+        TripleFiles(path, 1, held_out=0.5)
+    found = source.read()
+    train, valid, test = (set(map(tuple, found.parts[part].tolist())) for part in PARTS)
+    whole = set(map(tuple, TripleFiles(path, 1, columns=["h", "t", "r"]).read().parts["train"].tolist()))
+    assert train | valid | test == whole and len(train) + len(valid) + len(test) == len(whole)
+    assert len(valid) == len(test) == len(whole) // 10 and len(found.weights) == len(found.parts["train"])
+    for side in range(3):
+        ends = {triple[side] for triple in train} | ({triple[2 - side] for triple in train} if side != 1 else set())
+        assert {triple[side] for triple in valid | test} <= ends
+    assert (
+        found.parts["valid"].tolist() == source.read().parts["valid"].tolist() != other.read().parts["valid"].tolist()
+    )
+    with pytest.raises(UserError, match="at most 0.000 can be held out"):
+        TripleFiles(written(tmp_path, {"few.txt": "a\tr\tb\nc\tr\td\ne\tr\tf\n"}) + "/few.txt", 1, held_out=0.34).read()
+    with pytest.raises(UserError, match="has a part valid: leave data.held_out out"):
+        TripleFiles(written(tmp_path, NAMES), 1, held_out=0.1).read()
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path):

@@ -37,14 +37,31 @@ def is_parquet(path: str) -> bool:
 
 def read_texts(path: str) -> pa.Table:
     """The columns of a CSV file as texts, named by its first line. Raises UserError."""
-    delimiter = guess_delimiter(path, head_of(path))
+    return named_by_first(read_lines(path))
+
+
+def read_lines(path: str, delimiter: str | None = None) -> pa.Table:
+    """The lines of a CSV file, the first one included, in columns of texts. delimiter: None to find it. Raises
+    UserError."""
+    open_regular(path).close()
+    delimiter = delimiter or guess_delimiter(path, head_of(path))
     as_texts = csv.ConvertOptions(column_types=dict.fromkeys(map("f{}".format, range(MOST_COLUMNS)), pa.large_string()))
     table = read_csv_file(
         path, csv.ReadOptions(autogenerate_column_names=True), csv.ParseOptions(delimiter=delimiter), as_texts
     )
     if table.num_columns > MOST_COLUMNS:
         raise DataError(f"data.path: {shown(path)} must have at most {MOST_COLUMNS:,} columns")
-    return table.slice(1).rename_columns([column[0].as_py().strip() for column in table.columns])
+    return table
+
+
+def first_values(table: pa.Table) -> list[str]:
+    """The values of the first line of read_lines(), without blanks around."""
+    return [column[0].as_py().strip() for column in table.columns]
+
+
+def named_by_first(table: pa.Table) -> pa.Table:
+    """The further lines of read_lines(), their columns named by the first one."""
+    return table.slice(1).rename_columns(first_values(table))
 
 
 def read_csv_file(path: str, *options) -> pa.Table:

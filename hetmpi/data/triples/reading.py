@@ -1,9 +1,11 @@
-"""Triples from a folder, in one of two layouts, recognised by its files.
+"""Triples from a file of names, or from a folder in one of two layouts, recognised by its files.
 
-train.txt     head TAB relation TAB tail, names, and in all lines or none a TAB and a weight; or train.tsv; or
-              train.parquet or train.csv with named columns; valid and test likewise, if there are any. entities.dict
-              and relations.dict, number TAB name, give the numbers, and other names are refused then. Without them
-              names are numbered in the order in which they appear, those of tables column by column.
+Blanks around names are dropped.
+
+train.txt     head TAB relation TAB tail, names, and in all lines or none a TAB and a weight; or train.tsv; train.nt,
+              N-Triples; or train.parquet or train.csv with named columns; valid and test likewise, if there are any.
+              entities.dict and relations.dict, number TAB name, give the numbers, and other names are refused then.
+              Without them names are numbered in the order in which they appear, those of tables column by column.
 train2id.txt  OpenKE's: a line with the number of triples, then head tail relation as numbers; entity2id.txt and
               relation2id.txt: a line with their number, then name and number
 """
@@ -12,29 +14,33 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
 
-from hetmpi.bounded_file import open_regular, shown
-from hetmpi.bounded_parquet import open_parquet, read_table
-from hetmpi.data.files import DataError, first_line
-from hetmpi.errors import UserError, one_line
+from hetmpi.bounded_file import shown
+from hetmpi.data.files import DataError
+from hetmpi.data.triples.lines import (
+    BLANKS,
+    MOST_NAMES,
+    Names,
+    check_columns,
+    check_triple,
+    counted_lines,
+    lines_of,
+    n_triple,
+    no_triples,
+    number_below,
+    values_of,
+    weight_of,
+)
+from hetmpi.data.triples.tables import HEADERS, NAMES_ORDER, TABLES, triples_of_table
+from hetmpi.errors import one_line
 
 PARTS = ("train", "valid", "test")
-LONGEST_LINE = 1 << 20
-MOST_NAMES = 1 << 40
-BOM = b"\xef\xbb\xbf"
-NAMES_ORDER, NUMBERS_ORDER = ("h", "r", "t"), ("h", "t", "r")
-TABLES = (".parquet", ".csv")
-SUFFIXES = (".txt", ".tsv", *TABLES)
-TABLE_COLUMNS, WEIGHT = ("head", "relation", "tail"), "weight"
-HEADERS = ((b"head", b"relation", b"tail"), (b"h", b"r", b"t"), (b"subject", b"predicate", b"object"))
-LARGEST_WEIGHT = 1e30
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+NUMBERS_ORDER = ("h", "t", "r")
+LINES = (".txt", ".tsv", ".nt")
+SUFFIXES = (*LINES, *TABLES)
 
 
 @dataclass
@@ -48,52 +54,35 @@ class Triples:
     weights: np.ndarray | None = None
 
 
-@dataclass
-class Names:
-    """Names and their numbers. listed: the file that has all of them, None if further names are taken."""
-
-    kind: str
-    numbers: dict[bytes, int] = field(default_factory=dict)
-    listed: str | None = None
-
-    def number(self, name: bytes, place: str) -> int:
-        """Raises DataError for an unknown, empty or undecodable name."""
-        found = self.numbers.get(name)
-        if found is not None:
-            return found
-        if self.listed is not None:
-            raise DataError(f"{place}: the {self.kind} {text_of(name)} is not in {os.path.basename(self.listed)}")
-        return self.add(name, len(self.numbers), place)
-
-    def add(self, name: bytes, number: int, place: str) -> int:
-        if not name or b"\n" in name or b"\r" in name:
-            raise DataError(f"{place}: a name is empty" if not name else f"{place}: a name has a line's end in it")
-        try:
-            name.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{place}: the name {text_of(name)} is not UTF-8") from error
-        if name in self.numbers:
-            raise DataError(f"{place}: the {self.kind} {text_of(name)} occurs twice")
-        self.numbers[name] = number
-        return number
-
-    def in_order(self) -> list[str]:
-        return [name.decode() for name in sorted(self.numbers, key=self.numbers.get)]
-
-
-def text_of(name: bytes) -> str:
-    return repr(one_line(name.decode(errors="replace"), 80))
-
-
-def read_triples(folder: str, columns: tuple[str, ...] | None) -> Triples:
+def read_triples(path: str, columns: tuple[str, ...] | None, delimiter: str | None = None) -> Triples:
     """columns: order of h, r and t in a line, or names of the columns of head, relation and tail; None for those of the
-    layout. Raises DataError with file and line."""
-    if not os.path.isdir(folder):
-        raise DataError(f"data.path={shown(folder)}: there is no such folder")
-    refuse_mixed(folder)
-    if os.path.lexists(os.path.join(folder, "train2id.txt")):
-        return read_numbers(folder, checked_order(columns or NUMBERS_ORDER))
-    return read_names(folder, columns)
+    layout. delimiter: between values; None for tabs, and in a CSV file for that of its first line. Raises DataError
+    with file and line."""
+    if os.path.isfile(path):
+        return read_one(path, columns, delimiter)
+    if not os.path.isdir(path):
+        raise DataError(f"data.path={shown(path)}: there is no such folder or file")
+    refuse_mixed(path)
+    if os.path.lexists(os.path.join(path, "train2id.txt")):
+        if delimiter is not None:
+            raise DataError("data.delimiter is for files of names, train2id.txt has blanks between numbers")
+        return read_numbers(path, checked_order(columns or NUMBERS_ORDER))
+    return read_names(path, columns, delimiter)
+
+
+def read_one(path: str, columns: tuple[str, ...] | None, delimiter: str | None) -> Triples:
+    """The triples of one file, all to train on."""
+    if not path.endswith(SUFFIXES):
+        raise DataError(f"data.path={shown(path)}: the name of a file of triples ends in {', '.join(SUFFIXES)}")
+    entities, relations = Names("entity"), Names("relation")
+    triples, weights = triples_in(path, columns, entities, relations, delimiter)
+    return checked(path, {"train": triples}, entities, relations, weights)
+
+
+def triples_in(path: str, columns, entities: Names, relations: Names, delimiter: str | None):
+    """As triples_of_lines, of a file of any kind."""
+    read = triples_of_table if path.endswith(TABLES) else triples_of_lines
+    return read(path, columns, entities, relations, delimiter)
 
 
 def refuse_mixed(folder: str):
@@ -120,7 +109,7 @@ def checked_order(columns: tuple[str, ...]) -> tuple[str, ...]:
     return columns
 
 
-def read_names(folder: str, columns: tuple[str, ...] | None) -> Triples:
+def read_names(folder: str, columns: tuple[str, ...] | None, delimiter: str | None) -> Triples:
     entities, relations = (
         names_in(os.path.join(folder, f"{kind}.dict"), kind[:-1].replace("entitie", "entity"))
         for kind in ("entities", "relations")
@@ -129,94 +118,31 @@ def read_names(folder: str, columns: tuple[str, ...] | None) -> Triples:
     for part in PARTS:
         path = found_in(folder, part)
         if path is not None:
-            read = triples_of_table if path.endswith(TABLES) else triples_of_lines
-            parts[part], weights[part] = read(path, columns, entities, relations)
+            parts[part], weights[part] = triples_in(path, columns, entities, relations, delimiter)
     return checked(folder, parts, entities, relations, weights["train"])
 
 
 def triples_of_lines(
-    path: str, columns: tuple[str, ...] | None, entities: Names, relations: Names
+    path: str, columns: tuple[str, ...] | None, entities: Names, relations: Names, delimiter: str | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The triples (n, 3) int64 of a text file, and their weights (n,) float32, None if it has none. Raises
     DataError."""
     order, numbers, weights, num_columns = checked_order(columns or NAMES_ORDER), array("q"), array("f"), 0
     of_column = [relations if column == "r" else entities for column in order]
+    between, is_n_triples = (delimiter or "\t").encode(), path.endswith(".nt")
     for place, line in lines_of(path):
-        values = line.split(b"\t")
-        if not numbers and tuple(map(bytes.lower, values[:3])) in HEADERS:
+        values = n_triple(line, place) if is_n_triples else values_of(line, between)
+        if values is None:
+            continue
+        if not numbers and tuple(value.decode(errors="replace").lower() for value in values[:3]) in HEADERS:
             raise DataError(f"{place} is a header: remove it")
         num_columns = num_columns or (4 if len(values) == 4 else 3)
-        check_columns(values, num_columns, place, "separated by tabs")
+        check_triple(values, num_columns, place, line, between)
         numbers.extend([names.number(value, place) for names, value in zip(of_column, values)])
         if num_columns == 4:
             weights.append(weight_of(values[3], place))
     triples = ordered(numbers, order, path)
     return triples, np.frombuffer(weights, np.float32) if weights else None
-
-
-def weight_of(text: bytes, place: str) -> float:
-    """Raises DataError unless the text is a number above 0."""
-    try:
-        weight = float(text) if text.isascii() and b"_" not in text else 0.0
-    except ValueError:
-        weight = 0.0
-    if not 0 < weight <= LARGEST_WEIGHT or np.float32(weight) == 0:
-        raise DataError(
-            f"{place}: the weight must be a number above 0, at most {LARGEST_WEIGHT:g}, got {text_of(text)}"
-            + (": a tab at the end of a line makes an empty fourth column" if not text else "")
-        )
-    return float(np.float32(weight))
-
-
-def triples_of_table(
-    path: str, columns: tuple[str, ...] | None, entities: Names, relations: Names
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """As triples_of_lines, of a Parquet or CSV file. columns: names of those of head, relation and tail; None for head,
-    relation and tail. A column `weight` has the weights."""
-    place, numbers = f"data.path: {shown(path)}", []
-    with open_regular(path) as file:
-        try:
-            if path.endswith(".csv"):
-                as_texts = pa.csv.ConvertOptions(column_types=dict.fromkeys(columns or TABLE_COLUMNS, pa.string()))
-                table = pa.csv.read_csv(file, convert_options=as_texts)
-            else:
-                table = read_table(open_parquet(path, place), place, "use a machine with more, or smaller files")
-            names_of_columns = table.column_names
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{place}: {first_line(error)}") from error
-        except UserError as error:
-            raise DataError(str(error)) from error
-    if not len(table):
-        raise DataError(no_triples(path))
-    for names, column in zip((entities, relations, entities), columns or TABLE_COLUMNS):
-        if names_of_columns.count(column) != 1:
-            raise DataError(
-                f"{place}: there must be one column {one_line(column)}, there are "
-                f"{one_line(', '.join(names_of_columns))}: name those of head, relation and tail by data.columns"
-            )
-        try:
-            values = table[column].combine_chunks().cast(pa.string()).dictionary_encode()
-            texts = values.dictionary.to_pylist()
-        except (pa.ArrowException, TypeError, UnicodeDecodeError) as error:
-            raise DataError(f"{place}, column {one_line(column)}: names were expected: {first_line(error)}") from error
-        if values.null_count:
-            row = values.is_null().index(True).as_py()
-            raise DataError(f"{place}, row {row + 1:,}: column {one_line(column)} is empty")
-        codes = values.indices.to_numpy()
-        firsts = np.unique(codes, return_index=True)[1] + 1
-        of_code = [
-            names.number(name.encode(), f"{place}, row {first:,}") for name, first in zip(texts, firsts.tolist())
-        ]
-        numbers.append(np.array(of_code, np.int64)[codes])
-    if names_of_columns.count(WEIGHT) > 1:
-        raise DataError(f"{place}: there are several columns {WEIGHT}")
-    other = next((name for name in names_of_columns if name.lower() == WEIGHT != name), None)
-    if other is not None and WEIGHT not in names_of_columns:
-        raise DataError(f"{place}: name the column {one_line(other)} {WEIGHT}, or remove it")
-    if WEIGHT not in names_of_columns:
-        return np.stack(numbers, axis=1), None
-    weights = [weight_of(str(value).encode(), f"{place}, row {row:,}") for row, value in enumerate(table[WEIGHT], 1)]
-    return np.stack(numbers, axis=1), np.array(weights, np.float32)
 
 
 def read_numbers(folder: str, columns: tuple[str, ...]) -> Triples:
@@ -247,8 +173,9 @@ def found_in(folder: str, part: str) -> str | None:
         both = " and ".join(map(os.path.basename, found))
         raise DataError(f"data.path={shown(folder)} has both {both}: remove one of them")
     if not found and part == "train":
-        named = ", ".join(f"train{suffix}" for suffix in SUFFIXES)
-        raise DataError(f"data.path={shown(folder)}: there is no {named} or train2id.txt")
+        named, there = ", ".join(f"train{suffix}" for suffix in SUFFIXES), sorted(os.listdir(folder))
+        seen = f": there are {one_line(', '.join(there), 200)}" if there else ""
+        raise DataError(f"data.path={shown(folder)}: there is no {named} or train2id.txt{seen}")
     return found[0] if found else None
 
 
@@ -258,7 +185,7 @@ def names_in(path: str, kind: str) -> Names:
     if not os.path.exists(path):
         return names
     for place, line in lines_of(path):
-        values = line.split(b"\t")
+        values = [value.strip(BLANKS) for value in line.split(b"\t")]
         check_columns(values, 2, place, "a number and a name, separated by a tab")
         names.add(values[1], number_below(values[0], MOST_NAMES, "number", place), place)
     return complete(names, path)
@@ -281,67 +208,12 @@ def complete(names: Names, path: str) -> Names:
     return names
 
 
-def lines_of(path: str) -> Iterator[tuple[str, bytes]]:
-    """(file and line for messages, line without its end), without empty lines."""
-    file_name = f"data.path: {shown(path)}"
-    with open_regular(path) as file:
-        begin = file.read(3)
-        if begin[:2] in UTF_16:
-            raise DataError(f"{file_name} is in UTF-16: convert it, as by iconv -f UTF-16 -t UTF-8")
-        if begin != BOM:
-            file.seek(0)
-        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
-            if len(line) > LONGEST_LINE:
-                raise DataError(f"{file_name}, line {number:,}: is longer than {LONGEST_LINE:,} bytes")
-            line = line.rstrip(b"\r\n")
-            if line:
-                yield f"{file_name}, line {number:,}", line
-
-
-def counted_lines(path: str) -> Iterator[tuple[str, bytes]]:
-    """As lines_of, after a first line with their number. Raises DataError if there are more or fewer."""
-    if not os.path.lexists(path):
-        raise DataError(f"data.path: there is no {shown(path)}")
-    expected, num, lines = None, 0, lines_of(path)
-    for place, line in lines:
-        if expected is None:
-            expected = number_below(line.strip(), MOST_NAMES, "number of lines that follow", place)
-            continue
-        num += 1
-        yield place, line
-    if expected is None:
-        raise DataError(f"data.path: {shown(path)} is empty")
-    if expected != num:
-        raise DataError(f"data.path: {shown(path)} says {expected} lines in its first line, it has {num:,}")
-
-
-def check_columns(values: list, num: int, place: str, how: str):
-    if len(values) != num:
-        raise DataError(f"{place}: expected {num} columns, {how}, got {len(values)}")
-
-
-def number_below(text: bytes, limit: int, kind: str, place: str) -> int:
-    """Raises DataError unless the text is an integer from 0 to below `limit`."""
-    if not text.isdigit() or len(text) > 18:
-        raise DataError(f"{place}: the {kind} must be an integer of at least 0, got {text_of(text)}")
-    number = int(text)
-    if number >= limit:
-        there = "is too large" if limit == MOST_NAMES else f"is out of range, there are {limit:,}"
-        raise DataError(f"{place}: the {kind} {number:,} {there}")
-    return number
-
-
 def ordered(numbers: array, columns: tuple[str, ...], path: str) -> np.ndarray:
     """(n, 3) int64 of head, relation and tail. Raises DataError for a file without triples."""
     if not numbers:
         raise DataError(no_triples(path))
     triples = np.frombuffer(numbers, np.int64).reshape(-1, 3)
     return np.ascontiguousarray(triples[:, [columns.index(column) for column in NAMES_ORDER]])
-
-
-def no_triples(path: str) -> str:
-    cure = "" if os.path.basename(path).startswith("train") else ": remove the file, if there are none"
-    return f"data.path: {shown(path)} has no triples{cure}"
 
 
 def checked(

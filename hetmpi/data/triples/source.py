@@ -10,9 +10,10 @@ import numpy as np
 
 from hetmpi.data.files import absolute
 from hetmpi.data.source import check_slice
+from hetmpi.data.triples.held_out import MOST_HELD_OUT, divided
 from hetmpi.data.triples.names import TripleNames
 from hetmpi.data.triples.reading import PARTS, Triples, read_triples
-from hetmpi.errors import LARGEST, UserError, check_integer, one_line
+from hetmpi.errors import LARGEST, UserError, check_integer, check_number, one_line
 
 CACHED_EPOCHS = 2  # orders of the training triples
 VALID_SEED = 2022  # of the order of held-out triples, the same in all runs
@@ -75,6 +76,8 @@ class TripleData:
         if rank == 0:
             self._take(self.read())
             report(self.described())
+            for line in self.remarks():
+                report(f"hetmpi: {line}")
         barrier()
         if rank != 0:
             self._take(self.read())
@@ -115,6 +118,18 @@ class TripleData:
     def _draw_order(self, epoch: int) -> np.ndarray:
         return np.random.default_rng((self.seed, epoch)).permutation(self.num_train)
 
+    def remarks(self) -> list[str]:
+        """Lines about held-out triples that are trained on."""
+        train, found = self.parts["train"], []
+        for part, noun in (("valid", "held-out"), ("test", "test")):
+            num = int(are_among(self.parts[part], train, self.num_entities).sum())
+            if num:
+                found.append(
+                    f"{num:,} of {len(self.parts[part]):,} {noun} triples also stand in train, so that its metrics are "
+                    "too high: remove them from one of both"
+                )
+        return found
+
     def described(self) -> str:
         """The sizes in a line."""
         train, valid, test = (len(self.parts[part]) for part in PARTS)
@@ -130,12 +145,21 @@ class TripleData:
         )
 
 
+def are_among(triples: np.ndarray, others: np.ndarray, num_entities: int) -> np.ndarray:
+    """(n,) bool: which triples (n, 3) are among others (m, 3)."""
+    both = np.concatenate([triples, others])
+    pairs = np.unique(both[:, 1] * num_entities + both[:, 0], return_inverse=True)[1]
+    codes = pairs * num_entities + both[:, 2]
+    return np.isin(codes[: len(triples)], codes[len(triples) :])
+
+
 class TripleFiles(TripleData):
     """Triples from files; see TripleData and hetmpi/data/triples/reading.py."""
 
-    def __init__(self, path: str, seed: int, columns=None):
-        """path: a folder. columns: order of h, r and t in a line, as [h,t,r], or names of the columns of head, relation
-        and tail; None for those of the layout."""
+    def __init__(self, path: str, seed: int, columns=None, delimiter: str | None = None, held_out: float | None = None):
+        """path: a folder, or a file. columns: order of h, r and t in a line, as [h,t,r], or names of the columns of
+        head, relation and tail; None for those of the layout. delimiter: between values; None for that of the layout.
+        held_out: share of valid, and of test, drawn by the seed where the data have neither; None for none."""
         super().__init__(seed)
         if not isinstance(path, str) or not path:
             raise UserError(f"data.path must be a path, got {path!r}")
@@ -143,7 +167,19 @@ class TripleFiles(TripleData):
         names = tuple(map(str, columns)) if is_list else ()
         if columns is not None and len(set(names)) != 3:
             raise UserError(f"data.columns must be three names, as [h,r,t], got {one_line(str(columns))}")
-        self.path, self.columns = path, names or None
+        if delimiter is not None:
+            delimiter = str(delimiter).replace("\\t", "\t")
+            if len(delimiter) != 1 or not delimiter.isascii():
+                raise UserError(f"data.delimiter must be one character, got {one_line(repr(delimiter))}")
+        if held_out is not None:
+            check_number("data.held_out", held_out, 0, MOST_HELD_OUT)
+        self.path, self.columns, self.delimiter, self.held_out = path, names or None, delimiter, held_out
 
     def read(self) -> Triples:
-        return read_triples(absolute(self.path), self.columns)
+        found = read_triples(absolute(self.path), self.columns, self.delimiter)
+        if self.held_out is None:
+            return found
+        for part in ("valid", "test"):
+            if len(found.parts[part]):
+                raise UserError(f"data.held_out: {one_line(self.path)} has a part {part}: leave data.held_out out")
+        return divided(found, self.held_out, self.seed)

@@ -13,7 +13,8 @@ import numpy as np
 
 from hetmpi.bounded_file import shown
 from hetmpi.data.files import DataError, absolute
-from hetmpi.data.triples.reading import Triples, lines_of, text_of
+from hetmpi.data.triples.lines import lines_of, text_of
+from hetmpi.data.triples.reading import Triples
 from hetmpi.data.triples.source import TripleData
 from hetmpi.errors import UserError, check_number
 
