@@ -25,6 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PASTED = ("docs/recipes.md", "docs/your_data.md", "docs/graphs.md")  # run by tests/system/test_recipes.py
 MOST_WORDS, MOST_LINES, MOST_COLUMNS = 24_000, 250, 120
+GENERATED = "docs/settings.md"  # by tools/settings_page.py from the settings' own texts, which are looked up, not read
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\S+\.\w+)\n")  # first line of a block that is a file
@@ -126,9 +127,9 @@ def long_pages() -> list[str]:
     """Pages with too many lines, and the sum of words."""
     texts = {name_of(page): page.read_text() for page in pages()}
     lines = {name: text.count("\n") for name, text in texts.items()}
-    words = sum(len(text.split()) for text in texts.values())
+    words = sum(len(text.split()) for name, text in texts.items() if name != GENERATED)
     found = [f"{name}: {count} lines, at most {MOST_LINES}" for name, count in lines.items() if count > MOST_LINES]
-    return found + ([f"all pages: {words:,} words, at most {MOST_WORDS:,}"] if words > MOST_WORDS else [])
+    return found + ([f"all written pages: {words:,} words, at most {MOST_WORDS:,}"] if words > MOST_WORDS else [])
 
 
 class Command(NamedTuple):
