@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import numbers
+import re
 import sys
+from collections.abc import Mapping, Sequence
 
 
 class UserError(ValueError):
@@ -56,6 +58,32 @@ class doing:
         if isinstance(error, Exception) and not isinstance(error, UserError):
             with contextlib.suppress(AttributeError):  # a class without a __dict__
                 error.doing = getattr(error, "doing", self._what)  # keeps that of an inner context
+
+
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def check_path(name: str, value: str, kind: type[UserError] = UserError):
+    """Raises UserError, or its subclass `kind`, for a URL in the place of a path. name: of the setting."""
+    scheme = URL.match(value)
+    if scheme is not None:
+        path = value[scheme.end() :]
+        cure = (
+            f"write {name}={one_line(path, 300)}"
+            if scheme[1].lower() == "file" and path.startswith("/")
+            else "copy its files to a folder of this machine, or mount the storage, and give the path of that"
+        )
+        raise kind(f"{name}={one_line(value, 300)} is a URL, hetmpi reads and writes files: {cure}")
+
+
+def check_paths(name: str, paths: Sequence[str], settings: Mapping[str, str]):
+    """As check_path, of the arguments of a command: paths without a key, called `name`, and settings but those of
+    sources, which a source of one's own may read otherwise."""
+    for path in paths:
+        check_path(name, path)
+    for key, value in settings.items():
+        if not key.startswith("data"):
+            check_path(key, value.strip("'\""))
 
 
 def cure_of(problem: OSError, setting: str) -> str:

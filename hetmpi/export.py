@@ -59,7 +59,7 @@ import torch
 from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.triples.names import TripleNames
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, check_paths
 from hetmpi.log.figures import bytes_text
 from hetmpi.run import id_rows
 from hetmpi.run.output import cannot_write, part_of
@@ -98,6 +98,10 @@ def main(arguments: list[str]):
         return print(__doc__)
     if len(arguments) < 2:
         sys.exit(__doc__)
+    try:
+        check_paths("CHECKPOINT or OUT", arguments[:2], settings_of(arguments[2:]))
+    except UserError as refusal:
+        sys.exit(f"hetmpi: {refusal}")
     checkpoint, out = map(Path, arguments[:2])
     if any(argument.partition("=")[0] in OF_IDS for argument in arguments[2:]):
         return export_ids(checkpoint, out, arguments[2:])

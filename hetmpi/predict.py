@@ -71,7 +71,7 @@ from hetmpi.data.tabular.convert import KEPT
 from hetmpi.data.tabular.coverage import Coverage
 from hetmpi.data.tabular.reading import BadRows
 from hetmpi.data.tabular.rules import NUMBER
-from hetmpi.errors import LARGEST, UserError, check_integer, one_line
+from hetmpi.errors import LARGEST, UserError, check_integer, check_paths, one_line
 from hetmpi.layers import FeatureRows
 from hetmpi.run.command_line import parse
 from hetmpi.run.id_rows import folders_of
@@ -108,6 +108,7 @@ def main(world: World, arguments: list[str] | None = None):
     if asked.multirun or asked.cfg is not None:
         raise UserError("hetmpi predict does not support -m and --cfg")
     own = dict(value_of(text) for text in asked.overrides if text.split("=")[0] in OWN)
+    check_paths("CHECKPOINT", [arguments[0]], own)
     overrides = [text for text in asked.overrides if text.split("=")[0] not in OWN]
     out = Path(own.pop("out", ""))
     if out.suffix not in (".parquet", ".npy"):

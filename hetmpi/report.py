@@ -19,7 +19,7 @@ from pathlib import Path
 from string import Template
 
 from hetmpi.bounded_file import shown
-from hetmpi.errors import UserError, one_line
+from hetmpi.errors import UserError, check_paths, one_line
 from hetmpi.log import pictures
 from hetmpi.log.figures import figure_of, value_text
 from hetmpi.log.files import replace
@@ -38,6 +38,7 @@ def main(arguments: list[str]):
         sys.exit(__doc__)
     default = Path(folders[0]) / "report.html" if len(folders) == 1 else Path("report.html")
     try:
+        check_paths("RUN", folders, {"out": "".join(outs)})
         out = write_report([Path(folder) for folder in folders], Path(outs[0]) if outs else default)
         print(f"wrote {one_line(str(out), 4096)}")
     except UserError as refusal:

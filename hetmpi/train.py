@@ -538,7 +538,7 @@ class Training:
             "run_dir": self.config.run.dir,
             "checkpoint": str(last) if last.is_dir() else None,
             "by_rank": [{"host": host, "own_ms": own_ms(ms), **in_ms(ms)} for host, ms in zip(hosts, by_rank)],
-        })  # fmt: skip
+        }, self.task.predict_settings(getattr(self.source, "encoder", None) is not None))  # fmt: skip
         if evaluated["without"]:
             self.log.note(evaluated["without"])
 

@@ -38,10 +38,14 @@ progress_in() {  # LOG [PACKAGES INSTALLED]
     function size() { return match($0, /\([0-9.]+ [kMG]?B\)/) ? " " substr($0, RSTART, RLENGTH) : "" }
     /^ *Collecting /                     { at = "looking for " $2 }
     /^ *(Downloading|Using cached) .*\.metadata/ { next }
-    /^ *Downloading /                    { at = fetched = "downloading " package($2) size() }
-    /^ *Using cached /                   { at = "taking " package($3) " from the cache of pip" size() }
-    /^ *Processing .*\.whl$/             { at = "taking " package($2) }
-    /^Progress [0-9]+ of [0-9]+/         { at = fetched sprintf(", %.0f %%", $4 ? 100 * $2 / $4 : 0) }
+    /^ *Downloading /                    { named = package($2); at = fetched = "downloading " named size() }
+    /^ *Using cached /                   { named = package($3); at = "taking " named " from the cache of pip" size() }
+    /^ *Processing /                     { named = package($2); at = (/\.whl$/ ? "taking " : "preparing ") named }
+    /^Progress [0-9]+ of [0-9]+/         {
+      at = $2 == $4 ? "downloaded " named : fetched sprintf(", %.0f %%", $4 ? 100 * $2 / $4 : 0)
+    }
+    /^ *[^ ]+ [0-9.]+\/[0-9.]+ [kMG]?B .* 0:00:00/ { at = "downloaded " named }  # the whole bar, of older versions of pip
+    /^ *Preparing metadata /             { at = "preparing " named }
     /^ *Building (wheel|editable) for /  { at = "building " $4 }
     /^ *-- /                             { at = "configuring" }
     /^ *[0-9]+ files to compile$/        { files = $1 }
@@ -60,6 +64,6 @@ progress_in() {  # LOG [PACKAGES INSTALLED]
       now = installed < count ? installed + 1 : count
       at = count == 1 ? "installing" : "installing " names[now] " [" now "/" count "]"
     }
-    /^ *Successfully (built|installed) / { at = "" }
+    /^ *Successfully (built|installed|downloaded) / { at = "" }
     END                                  { print at }' "$1" 2>/dev/null
 }

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 
-from hetmpi.errors import UserError, one_line
+from hetmpi.errors import UserError, check_path, one_line
 
 
 class DataError(UserError):
     """Data that cannot be read or prepared; the message is complete without a traceback."""
 
 
-def absolute(path: str) -> str:
-    """The absolute path, with ~ expanded."""
+def absolute(path: str, key: str = "data.path") -> str:
+    """The absolute path, with ~ expanded. key: its setting. Raises DataError for a URL."""
+    check_path(key, path, DataError)
     return os.path.abspath(os.path.expanduser(path))
 
 

@@ -154,14 +154,15 @@ def is_screen(console) -> bool:
 # Closing lines.
 
 
-def tell_ending(summary: dict) -> None:
+def tell_ending(summary: dict, predicts: str | None = None) -> None:
     """Prints the closing lines of a run."""
-    tell(ending(summary), " " * WORD_WIDTH)
+    tell(ending(summary, predicts), " " * WORD_WIDTH)
 
 
-def ending(summary: dict) -> list[str]:
-    """The closing lines: quality, speed, bytes, path of the model, next command; also the reason if training ended
-    early, and the best evaluation if a metric was followed or the last one was worse."""
+def ending(summary: dict, predicts: str | None = None) -> list[str]:
+    """The closing lines: quality, speed, bytes, path of the model, next commands; also the reason if training ended
+    early, and the best evaluation if a metric was followed or the last one was worse. predicts: what `hetmpi predict`
+    takes besides the checkpoint, None if the model has no predictions."""
     followed = f"best_{summary.get('best_metric')}"
     metrics = [key for key in summary if is_of_task(key, summary[key]) and key != followed]
     quality = [f"{label(key)} {value_text(key, summary[key])}" for key in metrics]
@@ -174,6 +175,9 @@ def ending(summary: dict) -> list[str]:
         "model": summary.get("checkpoint") or not_kept(summary),
         "next": f"{report_command()} {shlex.quote(str(summary['run_dir']))}",
     }
+    checkpoint = summary.get("best_checkpoint") or summary.get("checkpoint")
+    if predicts is not None and checkpoint is not None:
+        rows["predict"] = f"{command('predict')} {shlex.quote(str(checkpoint))} {predicts}"
     return [f"{name:<{WORD_WIDTH}}{text}" for name, text in rows.items()]
 
 

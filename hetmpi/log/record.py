@@ -27,6 +27,7 @@ from hetmpi.log.run_files import (
     read_summary,
 )
 
+CURE = "; continue with resume=auto"
 SILENT_S, SILENT_TIMES = 60.0, 10  # a run without a log line for this time and this many usual intervals is late
 
 
@@ -135,8 +136,7 @@ class Run:
         if state == status.FINISHED:
             return f"finished, but summary.json is missing; {self._last(now)}"
         if state == status.STOPPED:
-            step, resume = self.status.get("step"), self.status.get("resume")
-            return f"stopped by a signal at step {step}, saved; continue with resume={resume}"
+            return f"stopped by a signal at step {self.status.get('step')}, saved{CURE}"
         if state == status.FAILED:
             return f"failed: {last_words(str(self.status.get('message')))}; {self._last(now)}"
         if state == status.RUNNING:
@@ -158,7 +158,7 @@ class Run:
         return f"probably running, on {host} (processes there are not visible from here); {self._last(now)}"
 
     def _cure(self) -> str:
-        return "; continue with resume=auto" if any(self.folder.glob("checkpoints/step-*/manifest.json")) else ""
+        return CURE if any(self.folder.glob("checkpoints/step-*/manifest.json")) else ""
 
     def _silent_s(self, now: float) -> float:
         return now - max(self._written(), self.status.get("time", 0.0))

@@ -120,9 +120,9 @@ class RunLog:
         with self._surviving(SHOWN_NAME):
             print(f"hetmpi: {text}", flush=True)
 
-    def finish(self, summary: dict) -> None:
+    def finish(self, summary: dict, predicts: str | None = None) -> None:
         """Writes summary.json, whole or not at all, and prints the closing lines. summary: `steps`, `run_dir` and
-        any other figures; `checkpoint`: path of the last one, None if none was saved."""
+        any other figures; `checkpoint`: path of the last one, None if none was saved. predicts: as display.ending."""
         self.write("summary.json", json.dumps(_jsonable(summary), indent=2, allow_nan=False) + "\n")
         with self._surviving(self._events.path.name):
             self._events.finish(summary["steps"], _final(summary))
@@ -130,7 +130,7 @@ class RunLog:
             status.write_status(self._dir, status.FINISHED)
         with self._surviving(SHOWN_NAME):
             self._stop_display()
-            tell_ending(summary)
+            tell_ending(summary, predicts)
 
     def stop(self, step: int, checkpoint: str | os.PathLike) -> None:
         """Records in status.json that the run stopped after `step` steps and can resume from `checkpoint`."""

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hetmpi.dense import DENSE_RULES
-from hetmpi.errors import UserError, check_choice, check_integer, check_number, one_line
+from hetmpi.errors import UserError, check_choice, check_integer, check_number, check_path, one_line
 from hetmpi.run.model_keys import check_model
 from hetmpi.run.settings import GROUPS, PARTS, REMOVED, Declared, Settings, declared
 from hetmpi.table.cache import CacheSettings
@@ -190,6 +190,7 @@ def check(config: DictConfig):
             names = ", ".join(unknown)
             raise UserError(f"settings: {removal(names) or f'there is no {names}'}. {WHERE}")
     try:
+        check_path("run.dir", str(config.run.dir))  # before that of checkpoint.dir, which lies in it
         for setting in declared():
             value = OmegaConf.select(config, setting.key)
             if value is not None or not setting.is_optional:
@@ -228,6 +229,8 @@ def check_value(setting: Declared, value):
         if not isinstance(value, str) or not value:
             cure = ": write a number as ./NUMBER" if setting.noun == "path" else ""
             raise UserError(f"{setting.key} must be a {setting.noun}, got '{one_line(str(value), 100)}'{cure}")
+        if setting.noun == "path":
+            check_path(setting.key, value)
     elif not (setting.takes_class and "." in str(value)):
         check_choice(setting.key, value, setting.choices)
 

@@ -80,7 +80,8 @@ class Saving:
         self.checkpoints.wait()
         if self.world.rank == 0:
             path = self.checkpoints.path(step)
-            print(f"hetmpi: stopped by {why}: saved {path}, continue with resume={path}", flush=True)
+            again = f"run.dir={self.config.run.dir} resume=auto"
+            print(f"hetmpi: stopped by {why}: saved {path}, continue with the same command and {again}", flush=True)
 
     def _resumed(self) -> Path | None:
         """The checkpoint to resume. Collective."""

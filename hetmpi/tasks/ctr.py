@@ -303,6 +303,9 @@ class ClickThroughRate(Task):
                 return f"no {metric}{of_label}: {cause}"
         return None
 
+    def predict_settings(self, is_of_files: bool) -> str | None:
+        return "data.path=FILES out=OUT.parquet" if is_of_files else "out=OUT.parquet"
+
     def not_finite(self, batch: Batch) -> str | None:
         num = len(batch.label)
         if num == 0:

@@ -340,6 +340,9 @@ class LinkPrediction(Task):
                 found[f"test_mrr_{KINDS[number]}"] = figures_of(ranks[kinds == number])["mrr"]
         return found if evaluation.world.rank == 0 else {}
 
+    def predict_settings(self, is_of_files: bool) -> str | None:
+        return "data.path=QUESTIONS out=OUT.parquet" if is_of_files else None
+
     def not_finite(self, batch: LinkBatch) -> str | None:
         return None
 

@@ -202,6 +202,9 @@ class NodeClassification(Task):
     def _has_final(self) -> bool:
         return self.exact and bool((self.source.split == TEST).any())
 
+    def predict_settings(self, is_of_files: bool) -> str | None:
+        return "out=OUT.parquet"
+
     def not_finite(self, batch: NodeBatch) -> str | None:
         wrong = torch.nonzero(~torch.isfinite(batch.dense))
         if len(wrong) == 0:

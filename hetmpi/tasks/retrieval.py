@@ -223,6 +223,9 @@ class Retrieval(Task):
     def without_figures(self, columns: list[np.ndarray]) -> str | None:
         return None if columns and len(columns[0]) else "no recall: there are no held-out rows with an item"
 
+    def predict_settings(self, is_of_files: bool) -> str | None:
+        return "data.path=FILES items=ITEMS.parquet out=OUT.parquet" if is_of_files else None
+
     def not_finite(self, batch: PairBatch) -> str | None:
         columns = self.columns
         for side, part, names in (("queries", batch.queries, columns.queries), ("items", batch.items, columns.items)):

@@ -95,6 +95,11 @@ class Task(Protocol):
         REQUIRES: a flush since the last write. Collective."""
         return {}
 
+    def predict_settings(self, is_of_files: bool) -> str | None:
+        """What `hetmpi predict CHECKPOINT` takes for a model of this task, as `data.path=FILES out=OUT.parquet`; None
+        if it has no predictions. is_of_files: whether the data come from files, so that others can be read."""
+        return None
+
     def final_bytes(self, model: torch.nn.Module) -> int:
         """Memory of a cluster node for final_figures()."""
         return 0

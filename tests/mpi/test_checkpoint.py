@@ -638,7 +638,8 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on_bitwise(tmp_path):
     os.kill(ranks_of(tmp_path)[-1], signal.SIGUSR1)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 85, (process.returncode, text)
-    [saved_at] = re.findall(r"stopped by a signal: saved \S+/step-(\d+), continue with resume=\S+", text)
+    again = r"continue with the same command and run\.dir=\S+ resume=auto"
+    [saved_at] = re.findall(rf"stopped by a signal: saved \S+/step-(\d+), {again}", text)
     last, more = int(saved_at), [f"steps={int(saved_at) + 3}", "log.every_steps=1000000"]
     assert Checkpoints(World(), tmp_path / "checkpoints").steps()[0] == last
     outcome = train(2, *settings, *more, "checkpoint.every_steps=1000000")

@@ -14,6 +14,21 @@ Collecting pyarrow==26.0.1 (from -r requirements.txt (line 11))
   Downloading pyarrow-26.0.1-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (3.1 kB)
   Downloading pyarrow-26.0.1-cp311-cp311-manylinux_2_28_x86_64.whl (55.0 MB)
 """
+SDIST = """\
+Collecting horovod==0.28.1
+  Downloading horovod-0.28.1.tar.gz (3.5 MB)
+     ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 3.5/3.5 MB 114.8 MB/s eta 0:00:00
+  Preparing metadata (setup.py): started
+  Preparing metadata (setup.py): finished with status 'done'
+Saved ./.venv/hetmpi-setup/horovod/horovod-0.28.1.tar.gz
+Successfully downloaded horovod
+Looking in indexes: https://pypi.org/simple
+Processing /home/me/hetmpi/.venv/hetmpi-setup/horovod/horovod-0.28.1
+  Preparing metadata (setup.py): started
+  Running command python setup.py egg_info
+Building wheels for collected packages: horovod
+  Building wheel for horovod (setup.py): started
+"""
 NINJA = """\
   -- Build files have been written to: /tmp/horovod-0.28.1/build/temp.linux-x86_64-cpython-311/Release
   [11/31] Building CXX object horovod/torch/CMakeFiles/pytorch.dir/__/common/response_cache.cc.o
@@ -50,6 +65,19 @@ def shell(folder, script, **extra):
         (
             PIP + "Progress 262144 of 55038406\nProgress 13759602 of 55038406\n",
             "downloading pyarrow 26.0.1 (55.0 MB), 25 %",
+        ),
+        (PIP + "Progress 55038406 of 55038406\n", "downloaded pyarrow 26.0.1"),
+        *(
+            ("".join(SDIST.splitlines(keepends=True)[:number]), shown)
+            for number, shown in (
+                (2, "downloading horovod 0.28.1 (3.5 MB)"),
+                (3, "downloaded horovod 0.28.1"),
+                (4, "preparing horovod 0.28.1"),
+                (7, ""),
+                (9, "preparing horovod 0.28.1"),
+                (11, "preparing horovod 0.28.1"),
+                (13, "building horovod"),
+            )
         ),
         (PIP + "Installing collected packages: numpy, pyarrow, torch\n", "installing pyarrow [2/3]"),
         (NINJA[: NINJA.index("\n") + 1], "configuring"),

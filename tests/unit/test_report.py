@@ -473,7 +473,7 @@ def running(**changed):
         ),
         (
             {"state": "stopped", "step": 40, "resume": "c/step-00000040"}, 5,
-            "stopped by a signal at step 40, saved; continue with resume=c/step-00000040",
+            "stopped by a signal at step 40, saved; continue with resume=auto",
         ),
         (None, 5, "not finished; state unknown; last logged step 40 of 40, 5 s ago"),
     ],

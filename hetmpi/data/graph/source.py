@@ -144,7 +144,7 @@ class GraphData:
         identity = (*self.identity(), self.partition)
         name = re.sub(r"[^\w.-]", "_", os.path.basename(str(identity[0])))[:60]
         digest = xxhash.xxh3_64_hexdigest(repr((VERSION, type(self).__name__, identity)).encode())
-        return absolute(os.path.join(self.cache or "prepared", f"{name}-{digest}"))
+        return absolute(os.path.join(self.cache or "prepared", f"{name}-{digest}"), "data.cache")
 
     def _open(self, graph: Graph, num_slices: int):
         """num_slices: of a global batch, with heads of their own."""

@@ -59,7 +59,7 @@ def compression_of(path: str) -> str | None:
 def list_files(source: str, key: str = "data.path") -> list[str]:
     """Absolute paths of a source's files, sorted: a file, a glob, or a folder, with those in its folders named
     KEY=VALUE, without files that begin with . or _. Raises DataError if there is none, or one cannot be read."""
-    path = absolute(source)
+    path = absolute(source, key)
     if os.path.isdir(path):
         found = [os.path.join(path, name) for name in names_below(path, source, key)]
     else:

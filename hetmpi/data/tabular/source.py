@@ -249,7 +249,7 @@ class Tabular:
 
     def _layout(self, paths: list[str], last, rank: int, barrier) -> Layout:
         """The layout of the files, which the first rank finds and writes for the others. Collective."""
-        folder = absolute(self.cache or "prepared")
+        folder = absolute(self.cache or "prepared", "data.cache")
         settings = [self.path, paths, self.names, self.dialect, self.missing, self.rules]
         name = f"layout-{xxhash.xxh3_64_hexdigest(repr(settings).encode())}.json"
         if rank == 0:
@@ -288,11 +288,12 @@ class Tabular:
 
     def folder_of(self, reading: Reading, last=None) -> str:
         """The folder of the prepared data: other files and rules have others."""
-        paths = [absolute(self.path), absolute(self.valid_rule) if isinstance(self.valid_rule, str) else last]
+        valid = self.valid_rule
+        paths = [absolute(self.path), absolute(valid, "data.valid") if isinstance(valid, str) else last]
         identity = (paths, reading) if self.shuffle else (paths, reading, "in order")
         digest = xxhash.xxh3_64_hexdigest(repr(identity).encode())[:8]
         name = re.sub(r"[^\w.-]", "_", os.path.basename(absolute(self.path)))[:60]
-        return absolute(os.path.join(self.cache or "prepared", f"{name}-{digest}"))
+        return absolute(os.path.join(self.cache or "prepared", f"{name}-{digest}"), "data.cache")
 
     def _open(self, rank: int, size: int, barrier, report) -> None:
         manifest = read_json(self.folder, "manifest.json")
