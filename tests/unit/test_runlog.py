@@ -116,6 +116,17 @@ def test_what_json_cannot_hold_is_null(log, run_dir):
     assert (found["auc"], found["shards"], found["exact"]) == (None, [1.0, None], True)
 
 
+@pytest.mark.parametrize("changed, path", [
+    ({}, "'runs/a b/checkpoints/step-00002000'"), ({"best_checkpoint": "runs/a/checkpoints/step-00000500"},
+    "runs/a/checkpoints/step-00000500"), ({"checkpoint": None}, None),
+])  # fmt: skip
+def test_the_last_line_of_a_run_predicts_with_its_model(log, capsys, changed, path):
+    log.finish({**SUMMARY, **changed}, "data.path=FILES out=OUT.parquet")
+    last = capsys.readouterr().out.splitlines()[-1]
+    line = None if path is None else f"predict hetmpi predict {path} data.path=FILES out=OUT.parquet"
+    assert last == line or (line is None and last.startswith("next"))
+
+
 def ending_of(capsys, log, **changed):
     """What a run shows at its end, word before the text -> text."""
     log.finish({**SUMMARY, **changed})
