@@ -82,7 +82,7 @@ from hetmpi.trained.link_answers import LARGEST_TOP, LinkAnswers
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.trained.saved_data import source_of
 from hetmpi.trained.saved_model import LABELS, Saved, allowed_of, dense_layers, dense_state, encoder_of, is_of_links
-from hetmpi.trained.saved_pairs import OF_FILES, is_of_pairs, reader_of
+from hetmpi.trained.saved_pairs import OF_FILES, find_kept_types, is_of_pairs, reader_of
 from hetmpi.world.launch import launch
 from hetmpi.world.world import World
 
@@ -262,6 +262,7 @@ class Prediction:
             raise UserError(f"predict.keep: {repeated.pop()} would be in the result twice")
         self.coverage = Coverage(self.encoder)
         self.reader = reader_of(given, self.encoder.reading, tuple(self.keep))
+        find_kept_types(self.world, self.reader)
 
         def part(unit):
             for block in self.reader.blocks(unit):

@@ -18,11 +18,13 @@ from hetmpi.data.pairs import PairBatch, Side
 from hetmpi.data.tabular import DataError, Encoder, Reader
 from hetmpi.data.tabular.convert import KEPT, NO_INTEGER, no_value
 from hetmpi.data.tabular.files import Unit
+from hetmpi.data.tabular.kept import kind_of, typed_as
 from hetmpi.data.tabular.reading import INTEGER, Reading, StoredColumn
 from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import UserError, one_line
 from hetmpi.tasks.pair_columns import PairColumns, names_of
 from hetmpi.trained.saved_model import MOST_FIELDS, check_config, dense_state, encoder_of, instantiated, saved_tables
+from hetmpi.world.world import World
 
 BLOCK = 1 << 12  # samples whose vectors are computed at a time
 OF_TEXT = ("delimiter", "encoding", "decimal")
@@ -101,7 +103,9 @@ class SavedPairs:
             raise UserError(f"data.path={one_line(given['data.path'])}: no row has an item that the model knows")
         items = concatenate([part for part in parts if len(part)])
         vectors = [self._embedded(self.columns.item_batch(part))[1] for part in in_blocks(items)]
-        return pa.concat_arrays([part for part in values if len(part)]), np.concatenate(vectors), num_other
+        values = pa.chunked_array([part for part in values if len(part)])
+        values = typed_as(values, kind_of(values).type) if pa.types.is_binary(values.type) else values
+        return values.combine_chunks(), np.concatenate(vectors), num_other
 
     def queries(self, samples: Samples) -> np.ndarray:
         """Vectors (B, W) float32."""
@@ -168,6 +172,12 @@ def reader_of(given: Mapping[str, str], reading: Reading, keep: tuple[str, ...])
     if "delimiter" in dialect:
         dialect["delimiter"] = dialect["delimiter"].replace("\\t", "\t")
     return Reader(given["data.path"].strip("'\""), reading, keep, int(bad), **dialect)
+
+
+def find_kept_types(world: World, reader: Reader) -> None:
+    """Sets the types of the columns of text that are passed on. Collective."""
+    kinds = world.comm.allgather(reader.kept_kinds(reader.units[world.rank :: world.size]))
+    reader.keep_as(kinds, (lambda line: print(f"hetmpi: {line}", flush=True)) if world.rank == 0 else lambda line: None)
 
 
 def nothing(column: StoredColumn, num: int) -> pa.Array:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hetmpi.checkpoint.manifest import read_manifest
 from hetmpi.data.features import NO_KEY
 from hetmpi.data.tabular import DataError, Encoder
 from hetmpi.data.tabular.convert import KEPT, NO_INTEGER, column_of, divided, hashes, integers, no_value, typed
+from hetmpi.data.tabular.dialect import POINT, is_utf8, with_points
 from hetmpi.data.tabular.encoder import VOCABULARY
+from hetmpi.data.tabular.kept import kind_of, typed_as
 from hetmpi.data.tabular.reading import HASH, StoredColumn
 from hetmpi.data.triples.names import TripleNames
 from hetmpi.errors import UserError, one_line
@@ -82,6 +83,8 @@ def export_values(checkpoint: Path, out: Path, given: Mapping[str, str]) -> dict
         raise UserError(f"data.path={one_line(given['data.path'])}: no row has a value that the model knows")
     written = {}
     for name, (values, keys, table) in found.items():
+        if pa.types.is_binary(values.type):  # of files of text
+            values = typed_as(values, kind_of(values).type)
         path = out / f"{name}.parquet"
         with part_of(path) as part, cannot_write(path):
             write_rows(part, name, values.type, table.dim, parts_of(values, keys, table))
@@ -139,9 +142,10 @@ def distinct_values(
             for name, group in columns.items():
                 for column in group:
                     try:
-                        values, codes, num_bad = coded(
-                            column_of(block, KEPT + column.name), column, reading.missing_of(column)
-                        )
+                        texts = column_of(block, KEPT + column.name)
+                        if reading.decimal != POINT and pa.types.is_binary(texts.type) and not column.is_list:
+                            texts = with_points(texts)
+                        values, codes, num_bad = coded(texts, column, reading.missing_of(column))
                     except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                         raise UserError(f"data.path: {unit}, column {one_line(column.name)}: {error}") from error
                     found[name].add(values, codes)
@@ -153,17 +157,22 @@ def distinct_values(
     return found
 
 
+def are_utf8(values: pa.Array) -> np.ndarray:
+    """Which values can be written as text (n,) bool."""
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return np.array([text is None or is_utf8(text) for text in values.to_pylist()], bool)
+    return np.ones(len(values), bool)
+
+
 def coded(values: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray, int]:
     """The values of a column, those of lists one after the other, without missing ones and texts that are not UTF-8;
     their hashes or integers (n,) int64; the number of such texts."""
     if column.is_list:
         values = divided(values, column).flatten()
-        values = values.cast(pa.string()) if pa.types.is_binary(values.type) else values
     values = typed(values, pa.string())
-    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
-    is_bad = np.zeros(len(values), bool)
-    if is_text:  # the reader has replaced other bytes
-        is_bad = np.asarray(pc.match_substring(values, "\ufffd").fill_null(False))
+    is_bad = ~are_utf8(values)
     codes = hashes(values, column.seed, missing) if column.as_ == HASH else integers(values, missing)[0]
     none = no_value(column.seed) if column.as_ == HASH else NO_INTEGER
     is_wanted = (codes != none) & ~is_bad

@@ -90,7 +90,7 @@ def test_missing_values_and_unknown_ones_are_left_out(clicks, tmp_path, capsys):
     text = "user,friend,city,shop,brand,tags\nu1,u2,K\xf6ln,1,b1,a\nu2,u3,c1,1,b2,b a\n"
     (tmp_path / "latin.csv").write_bytes(text.encode("latin-1"))
     assert values_of(clicks, tmp_path / "latin.csv", tmp_path / "other") == {
-        "user": ["u1", "u2", "u3"], "city": ["c1"], "shop": ["1"], "tags": ["a", "b"], "brand": ["b1", "b2"],
+        "user": ["u1", "u2", "u3"], "city": ["c1"], "shop": [1], "tags": ["a", "b"], "brand": ["b1", "b2"],
     }  # fmt: skip
     assert "1 values are not UTF-8" in capsys.readouterr().out
 

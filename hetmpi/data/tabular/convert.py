@@ -403,7 +403,7 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
         table = table.append_column("is_valid", pa.array(is_valid))
         faults += [fault] if fault else []
     for name in reading.kept:
-        table = table.append_column(KEPT + name, kept(column_of(raw, name)))
+        table = table.append_column(KEPT + name, column_of(raw, name))
     return table, faults
 
 
@@ -419,14 +419,6 @@ def held_out(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | Non
         what = f"is no time in {NAMES[reading.unit]}"
     fault = Fault(name, "bad time", what, bad)
     return (values > reading.after) & ~none & ~bad, fault if bad.any() else None
-
-
-def kept(array: pa.Array) -> pa.Array:
-    """A column as it is; texts as strings, of which bytes that are not UTF-8 are replaced."""
-    try:
-        return array.cast(pa.string()) if is_text(array) else array
-    except pa.ArrowInvalid:
-        return pa.array([text and text.decode(errors="replace") for text in array.to_pylist()], pa.string())
 
 
 def column_of(raw: pa.Table, name: str) -> pa.Array:

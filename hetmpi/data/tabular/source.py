@@ -19,7 +19,7 @@ from hetmpi.data.features import SEQUENCE, TABLE
 from hetmpi.data.files import DataError, absolute
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import vocabulary
-from hetmpi.data.tabular.convert import no_value
+from hetmpi.data.tabular.convert import KEPT, no_value
 from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
 from hetmpi.data.tabular.dialect import COMMA, Dialect, is_utf8
 from hetmpi.data.tabular.encoder import Encoder
@@ -27,6 +27,7 @@ from hetmpi.data.tabular.encodings import IdEncodings
 from hetmpi.data.tabular.files import PARQUET, TEXT, Unit, list_files, list_units
 from hetmpi.data.tabular.folders import keys_below, top_of
 from hetmpi.data.tabular.held_out import check_held_out
+from hetmpi.data.tabular.kept import TextKind, kind_of, typed_as
 from hetmpi.data.tabular.last import UNIT_LIST, LastRule, last_rows, span_of
 from hetmpi.data.tabular.layout import Layout, look
 from hetmpi.data.tabular.prepare import (
@@ -436,7 +437,8 @@ class Reader:
     Encoder.samples, with kept columns. path: a file, a glob or a folder; text without a header has the columns of the
     files that `reading` is from, with or without the labels, or these and the weights.
 
-    bad  rows that were dropped so far"""
+    bad  rows that were dropped so far
+    kept_types  column of text that is passed on -> its type, binary for those that are not there"""
 
     def __init__(
         self,
@@ -453,6 +455,7 @@ class Reader:
         if os.path.isfile(os.path.join(absolute(path), "manifest.json")):
             raise DataError(f"data.path={path} is a folder of prepared data: give the raw files")
         self.path, self.max_bad_rows, self.bad = path, max_bad_rows, BadRows()
+        self.kept_types: dict[str, pa.DataType] = {}
         self.units: list[Unit] = list_units(list_files(path), [], READER_BYTES, reading.encoding)
         top = top_of(absolute(path))
         keys = dict.fromkeys([*reading.keys, *(key for unit in self.units for key in keys_below(top, unit.path))])
@@ -465,12 +468,41 @@ class Reader:
                     names = tuple(name for name in reading.names if name not in absent)
                     self.reading = replace(self.reading, names=names)
 
+    def kept_kinds(self, units: Sequence[Unit]) -> dict[str, TextKind]:
+        """What the columns of text that are passed on hold in units. Raises DataError."""
+        reading, kinds = replace(self.reading, columns=()), dict.fromkeys(self._texts_kept, TextKind())
+        for unit in units if kinds else ():
+            for raw in rows_of(unit, reading).raw():
+                kinds = {name: kind + kind_of(raw[name]) for name, kind in kinds.items()}
+        return kinds
+
+    @property
+    def _texts_kept(self) -> list[str]:
+        """Columns of text that are passed on: of Parquet the keys of folders, which are texts."""
+        is_text = bool(self.units) and self.units[0].form == TEXT
+        return [name for name in self.reading.kept if is_text or name in self.reading.keys]
+
+    def keep_as(self, kinds: Sequence[Mapping[str, TextKind]], report: Callable[[str], None]) -> None:
+        """Sets kept_types from the kinds of all units. report: prints lines of text."""
+        for name in self._texts_kept:
+            self.kept_types[name] = kind = sum((one[name] for one in kinds), TextKind()).type
+            if pa.types.is_binary(kind):
+                report(
+                    f"{self.path}, column {one_line(name)}: not UTF-8, written as bytes: data.encoding=latin-1, or "
+                    "another name, makes it text"
+                )
+
     def blocks(self, unit: Unit) -> Iterator[pa.Table]:
         """The good rows of a unit. Raises DataError."""
         for rows in rows_of(unit, self.reading):
             self.bad += rows.bad
             self.bad.check(self.path, self.max_bad_rows)
-            yield rows.table
+            table = rows.table
+            for name, kind in self.kept_types.items():
+                i = table.schema.get_field_index(KEPT + name)
+                if pa.types.is_binary(table.schema.field(i).type):
+                    table = table.set_column(i, KEPT + name, typed_as(table.column(i), kind))
+            yield table
 
 
 def is_prepared(path: str) -> bool:
