@@ -1,8 +1,20 @@
 """hetmpi: a data-parallel PyTorch trainer whose embedding rows are partitioned over MPI ranks and served by RMA."""
 
 import sys
-from importlib import import_module
-from pathlib import Path
+
+
+def put_current_folder_last():
+    """So that a file random.py in the current folder, which `python -m hetmpi.train` puts first on the path, does not
+    take the place of Python's. Models of one's own are imported from there nevertheless."""
+    is_module = sys.argv[:1] == ["-m"] and "-m" in sys.orig_argv and not sys.flags.safe_path
+    if is_module and sys.orig_argv[sys.orig_argv.index("-m") + 1].split(".")[0] == "hetmpi":
+        sys.path.append(sys.path.pop(0))
+
+
+put_current_folder_last()  # before any other import
+
+from importlib import import_module  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 __version__ = "0.1.0"
 

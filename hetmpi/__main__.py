@@ -34,7 +34,10 @@ def main():
         sys.exit(f"hetmpi: there is no command {name}: it is one of {', '.join(COMMANDS)}")
     else:
         sys.argv[:2] = [f"hetmpi {name}"]
-        sys.path.insert(0, os.getcwd())  # as python -m does: user-defined models are imported from there
+        if os.getcwd() not in sys.path:
+            sys.path.append(
+                os.getcwd()
+            )  # user-defined models are imported from there; last, as it may have a random.py
         try:
             runpy.run_module(f"hetmpi.{name}", run_name="__main__", alter_sys=True)
         except ModuleNotFoundError as error:

@@ -177,6 +177,8 @@ class Training:
         )  # fmt: skip
         most_keys = build.most_keys_of(config, self.task, self.specs)
         self.tables = build.make_tables(config, world, self.specs, most_keys, schedule, device, spans)
+        for table in self.tables.values():
+            table.remember(config.loader.prefetch)
         self.vocabularies = build.make_vocabularies(config, world, self.source, self.specs, self.tables)
         if config.checkpoint.export_deltas:
             if not self.vocabularies:

@@ -33,7 +33,7 @@ from hetmpi.world.world import World
 
 OF_A_RANK = ("self", "world", "cache", "spans", "device")  # arguments that may differ between ranks
 AHEAD_AT_0 = 2
-MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and waiting in the loader
+MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and made by a loader
 
 
 class EmbeddingTable:
@@ -82,7 +82,7 @@ class EmbeddingTable:
         self.num_used = num_rows if first_rows is None else first_rows
         self.vocabulary = None
         self.counters, self.spans = Counters(), spans or Spans()
-        self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently
+        self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently, see remember()
         rule = optimizer.core(dim)
         record, layouts = layouts_of(
             world, self.partition, rule, dim, staleness.is_synchronous, inbox_bytes, store is not None
@@ -229,6 +229,10 @@ class EmbeddingTable:
         return self._context.round_steps
 
     # Checks of keys and gradients.
+
+    def remember(self, batches: int):
+        """For a loader that checks keys of so many batches before the first of them is announced."""
+        self._known = deque(self._known, maxlen=MOST_KNOWN + batches)
 
     def check(self, keys: torch.Tensor) -> Keys:
         """Checks keys that read, prefetch and write will get as the same tensor, which then need not. Thread-safe: for

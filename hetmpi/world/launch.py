@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import re
 import signal
@@ -14,8 +15,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
-from hetmpi.errors import ReportedElsewhere, UserError
+from hetmpi.errors import ReportedElsewhere, UserError, one_line
 from hetmpi.world.mpi import MPI, SPEAK_DELAY_S, local_rank
 from hetmpi.world.oversubscription import missing_naps
 from hetmpi.world.waiting import wait_for
@@ -42,6 +44,7 @@ def launch(main):
         world = World()
         advise_naps(world)
         share_cores(world.node)
+        check_same_command(world)
         main(world)
     except SystemExit as leaving:
         code = leaving.code
@@ -134,6 +137,30 @@ def describe(error: BaseException, rank: int, size: int, is_traced: bool = False
         return f"hetmpi: interrupted{where}"
     trace = "".join(traceback.format_exception(error)).rstrip()
     return f"{trace}\nhetmpi: {type(error).__name__}: {error}{where}"
+
+
+def check_same_command(world: World):
+    """Raises UserError on every rank unless all ranks were started with the same arguments. Collective."""
+    name = Path(sys.argv[0]).stem.split()[-1]  # `hetmpi train`, or the path of train.py, which may differ
+    commands = world.comm.allgather((world.host, [name, *sys.argv[1:]]))
+    (host, first), others = commands[0], commands[1:]
+    for rank, (other_host, other) in enumerate(others, 1):
+        if other != first:
+            here, there = first_difference(first, other)
+            raise UserError(
+                f"all ranks must be started with the same arguments: rank 0 on {host} has {here}, rank {rank} on "
+                f"{other_host} has {there}"
+            )
+
+
+def first_difference(first: list[str], other: list[str]) -> tuple[str, str]:
+    """Of two commands that differ, as text: the first argument of each that the other has not, else the first that
+    stands in another place."""
+    here = [text for text in first if text not in other]
+    there = [text for text in other if text not in first]
+    if not here and not there:
+        here, there = zip(*[pair for pair in itertools.zip_longest(first, other) if pair[0] != pair[1]])
+    return tuple(one_line(parts[0], 200) if parts and parts[0] else "nothing of the kind" for parts in (here, there))
 
 
 def advise_naps(world: World):

@@ -71,7 +71,8 @@ def in_one_line(error: Exception) -> str:
 def refuse_launch(message: str, kind: type[UserError] = UserError):
     """Raises an error of this kind on the launcher's first rank. The other ranks cannot communicate with it: they wait
     a little and leave without a message."""
-    ranks = [os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")]
+    names = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK")
+    ranks = [os.environ.get(name) for name in names]
     if next((rank for rank in ranks if rank is not None), "0") != "0":
         time.sleep(SPEAK_DELAY_S)
         raise ReportedElsewhere(message)
@@ -177,6 +178,7 @@ def srun_mpi() -> str:
 
 def check_launcher(size: int):
     """Raises UserError if a launcher started several processes that MPI did not join: N jobs of one rank each."""
+    check_torchrun(size)
     launcher = [
         name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE") if os.environ.get(name, "").isdigit()
     ]
@@ -187,6 +189,18 @@ def check_launcher(size: int):
                 f"the launcher says {name}={declared}, but MPI sees {size} rank(s): launcher and MPI library do not "
                 f"match. {matching()}, or unset the variable to run alone"
             )
+
+
+def check_torchrun(size: int):
+    """Raises UserError if torchrun, or a launcher that sets its variables, started several processes of one rank."""
+    declared = os.environ.get("WORLD_SIZE", "")
+    is_rank = "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("RANK", "").isdigit()
+    if size == 1 and is_rank and declared.isdigit() and int(declared) > 1:
+        refuse_launch(
+            f"torchrun, or a launcher like it, started {declared} processes (WORLD_SIZE={declared}), each of which "
+            f"would train alone: start them by MPI, as {command('train ...', int(declared))}; to run alone, unset "
+            "WORLD_SIZE"
+        )
 
 
 def mpi_libraries() -> list[str]:

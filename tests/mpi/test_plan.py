@@ -1,5 +1,7 @@
 """dry_run: predicted bytes and hit rate, compared with those of the run. Memory: tests/system/test_dry_run.py."""
 
+from collections import deque
+
 import numpy as np
 import pytest
 import torch
@@ -157,3 +159,26 @@ def test_batches_that_are_announced_or_loaded_count(overrides, num, tmp_path):
     of_one = plan.task.sample_bytes * plan.config.batch_size
     (spec,) = plan.specs.values()
     assert plan.memory().batches == num * of_one + 8 * spec.dim * min(32 * 26, spec.num_rows)
+
+
+class Counting(deque):
+    """A deque that counts what is appended."""
+
+    num = 0
+
+    def append(self, value):
+        self.num += 1
+        super().append(value)
+
+
+@pytest.mark.parametrize("prefetch", [1, 24])
+def test_the_keys_of_a_batch_are_checked_once_however_many_are_prefetched(tmp_path, prefetch):
+    world = World()
+    training = Training(world, composed(world, tmp_path, "steps=40", f"loader.prefetch={prefetch}"), CPU, Spans())
+    table = training.tables["table"]
+    table._known = checked = Counting(maxlen=table._known.maxlen)
+    training.run()
+    if training.log:
+        training.log.close()
+    training.close()
+    assert checked.num == 40

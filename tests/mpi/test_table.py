@@ -376,6 +376,20 @@ def test_a_table_larger_than_memory_is_refused_before_it_is_made(world):
         EmbeddingTable(world, 4 * 10**12, 128, RowOptimizer())
 
 
+def test_keys_of_as_many_batches_as_a_loader_prefetches_are_checked_once(world):
+    table = EmbeddingTable(world, 100, 2, RowOptimizer("sgd"))
+    batches = [torch.arange(start, start + 3) for start in range(50)]
+
+    def checked_again():
+        first = [table.check(keys) for keys in batches]  # by the loader's threads
+        return sum(table.check(keys) is not known for keys, known in zip(batches, first))
+
+    assert checked_again() > 0
+    table.remember(40)
+    assert checked_again() == 0
+    table.close()
+
+
 def test_a_prefetch_that_is_not_used_changes_nothing(placed):
     table = make_table(placed)
     keys, others = torch.arange(0, NUM_ROWS, 2), torch.arange(1, NUM_ROWS, 2)

@@ -15,8 +15,8 @@ from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError
 from hetmpi.schedule import Schedule
 from hetmpi.world import mpi as module
-from hetmpi.world.launch import describe
-from hetmpi.world.mpi import MPI, check_launcher, check_library, check_one_mpi, libraries_in, start_mpi
+from hetmpi.world.launch import describe, first_difference
+from hetmpi.world.mpi import MPI, check_launcher, check_library, check_one_mpi, check_torchrun, libraries_in, start_mpi
 from hetmpi.world.same_build import check_same_build, own_build
 from hetmpi.world.world import World
 
@@ -55,6 +55,29 @@ def test_a_launcher_that_agrees_with_mpi_is_believed_over_slurm(monkeypatch):
     monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
     monkeypatch.setenv("PMI_SIZE", "2")
     check_launcher(2)
+
+
+@pytest.mark.parametrize("of_rank", [{"RANK": "0", "LOCAL_RANK": "0"}, {"TORCHELASTIC_RUN_ID": "none"}])
+def test_torchrun_is_refused_with_the_line_that_starts_ranks(monkeypatch, of_rank):
+    for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "HETMPI_RUN_SH", "SLURM_JOB_ID", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_torchrun(1)  # a script of one's own may set it
+    for name, value in of_rank.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"WORLD_SIZE=2.*would train alone: .* mpirun -np 2 hetmpi train"):
+        check_torchrun(1)
+    check_torchrun(2)  # MPI has joined them
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    check_torchrun(1)
+
+
+def test_the_first_difference_of_two_commands_is_named():
+    assert first_difference(["train", "a=1", "b=2"], ["train", "a=1", "b=3"]) == ("b=2", "b=3")
+    assert first_difference(["train", "b=2"], ["train", "modle=dcn", "b=2"]) == ("nothing of the kind", "modle=dcn")
+    assert first_difference(["train", "a=1"], ["predict", "a=1"]) == ("train", "predict")
+    assert first_difference(["train", "a=1", "a=2"], ["train", "a=2", "a=1"]) == ("a=1", "a=2")
+    assert first_difference(["train", "a=1", "a=1"], ["train", "a=1"]) == ("a=1", "nothing of the kind")
 
 
 def test_mpich_under_the_launcher_of_open_mpi_is_refused_before_it_starts(monkeypatch):

@@ -105,6 +105,34 @@ def test_a_launcher_that_started_lonely_ranks(name):
     check_refused(train(0, *SMALL, **{name: "2"}), "(hetmpi doctor shows it)")
 
 
+@pytest.mark.parametrize("command", ["train", "predict"])
+def test_ranks_of_different_arguments(command, tmp_path):
+    first, other = (
+        [sys.executable, "-m", f"hetmpi.{command}", *more] for more in (["steps=1"], ["steps=1", "modle=x"])
+    )
+    outcome = run([mpiexec(), "-n", "1", *first, ":", "-n", "1", *other], cwd=tmp_path)
+    check_refused(outcome, "rank 0 on ", "has nothing of the kind, rank 1 on ", "has modle=x")
+
+
+def test_processes_of_torchrun(tmp_path):
+    env = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
+    check_refused(train(0, *SMALL, RANK="0", **env), "mpirun -np 2 hetmpi train")
+    silent = train(0, *SMALL, RANK="1", **env)
+    assert silent.code != 0 and "hetmpi" not in silent.text
+
+
+@pytest.mark.parametrize("start", ["-m hetmpi.train", "-m hetmpi train", "bin/hetmpi train"])
+def test_files_of_the_current_folder_that_are_named_as_modules_of_python_are_not_imported(tmp_path, start):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/hetmpi").write_text("from hetmpi.__main__ import main\n\nmain()\n")  # as pip writes it
+    for name in ("random", "queue", "numbers", "statistics", "numpy", "yaml", "string", "pathlib", "importlib"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('of the current folder')\n")
+    (tmp_path / "mine.py").write_text("from hetmpi.models.lr import LR\n\n\nclass Mine(LR):\n    pass\n")
+    own = ["device=cpu", "model=lr", "model._target_=mine.Mine", "steps=1"]
+    outcome = run([sys.executable, *start.split(), *SMALL[:-2], *own], cwd=tmp_path)
+    assert outcome.code == 0, outcome.text
+
+
 def test_a_lonely_rank_that_is_not_the_first_is_silent():
     outcome = train(0, *SMALL, SLURM_NTASKS="2", SLURM_PROCID="1")
     assert outcome.code != 0 and "hetmpi" not in outcome.text
