@@ -266,7 +266,7 @@ class Encoder:
     def _keys(self, values: np.ndarray, name: str) -> np.ndarray:
         column = self.columns[self._number[name]]
         if column.is_buckets:
-            edges = np.asarray(column.transform)
+            edges = np.asarray(column.transform, np.float32)  # as the values, so that an equal one is not below
             return np.where(np.isnan(values), len(edges) + 1, np.searchsorted(edges, values, side="right"))
         return self._coder(name).keys(values, name)
 
