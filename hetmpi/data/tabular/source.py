@@ -212,7 +212,8 @@ class Tabular:
         train, valid, share, last = list_files(self.path), [], 0.0, None
         if isinstance(self.valid_rule, str):
             valid = list_files(self.valid_rule, "data.valid")
-            train = [path for path in train if path not in valid]
+            held_out = set(map(os.path.realpath, valid))
+            train = [path for path in train if os.path.realpath(path) not in held_out]
             if not train:
                 raise DataError(f"data.valid={self.valid_rule} holds out all files of data.path={self.path}")
         elif isinstance(self.valid_rule, dict):
