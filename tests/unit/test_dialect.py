@@ -174,3 +174,14 @@ def test_the_byte_that_stands_for_a_long_delimiter_is_refused(tmp_path):
     path = write(tmp_path / "a.csv", text_of("::") + "1::a\x1fb::1.5::0\n")
     with pytest.raises(DataError, match="holds the byte 0x1f"):
         source_of(path, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("last", [1, "30m"])
+def test_the_last_numbers_with_decimal_commas_are_held_out(tmp_path, last):
+    days = [86_400 * 400 + 0.5, 86_400 * 3000 + 0.5]  # of two years; as texts the first is the last
+    text = "u;t;click\n" + "".join(f"u{i % 7};{days[i % 3 % 2]:.1f};{i % 2}\n".replace(".", ",") for i in range(120))
+    rules = [{"name": "t", "transform": "none"}]
+    source = source_of(write(tmp_path / "a.csv", text), tmp_path / "c", valid={"column": "t", "last": last},
+                       columns=rules, decimal=",", delimiter=";")  # fmt: skip
+    assert (source.num_train, source.num_valid) == (80, 40)
+    assert (source.valid(0, 40).dense == np.float32(days[1])).all()

@@ -133,3 +133,12 @@ def test_the_setting_that_users_write_for_weights_is_known():
     assert (config.data.sample_weight, config.loss.pos_weight) == ("w", 3)
     with pytest.raises(UserError, match="did you mean data.sample_weight?"):
         resolved(["data=tabular", "data.path=x", "data.label=y", "data.sample_weights=w"])
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_weight_of_0_is_a_weight_where_0_is_a_missing_value(tmp_path, form):
+    columns = columns_of()
+    source = source_of(written(tmp_path, form, columns), missing=["0"])
+    assert source.num_train + source.num_valid == NUM and (columns["w"] == 0).any()
+    weights = np.concatenate([source.train(0, source.num_train).weight, source.valid(0, source.num_valid).weight])
+    assert np.array_equal(np.sort(weights), np.sort(columns["w"]))

@@ -577,6 +577,12 @@ def test_edges_divide_a_number_into_buckets(tmp_path):
     assert data.field_rows == [4] and data.num_dense == 0
 
 
+def test_a_number_that_equals_an_edge_is_in_the_bucket_above_it(tmp_path):
+    values = ["0.7", "0.6999", "9.99", "9.98", "1e30", "-1"]  # 0.7 and 9.99 are less in float32
+    data = one_column(tmp_path, values, columns=[{"name": "x", "transform": [0.7, 9.99]}])
+    assert in_file_order(data, tmp_path / "one.csv").ids[:, 0].tolist() == [1, 0, 2, 1, 2, 0]
+
+
 def test_labels_by_their_texts_and_labels_that_are_numbers(tmp_path):
     text = "a,click\n" + "".join(f"{i % 3},{' >50K' if i % 4 == 0 else '<=50K '}\n" for i in range(100))
     data = source_of(write(tmp_path / "a.csv", text), tmp_path / "cache", positive=[">50K"])
@@ -928,6 +934,15 @@ def test_the_rows_of_another_file_are_held_out(tmp_path):
     assert (data.num_train, data.num_valid) == (250, 50)
     data = source_of(tmp_path / "*.csv", tmp_path / "cache", valid=str(tmp_path / "b.csv"))
     assert (data.num_train, data.num_valid) == (250, 50)
+
+
+def test_a_file_held_out_through_a_link_is_not_trained_on(tmp_path):
+    (tmp_path / "log").mkdir()
+    write(tmp_path / "log" / "a.csv", "a,click\n" + "1,0\n2,1\n" * 30)
+    write(tmp_path / "log" / "b.csv", "a,click\n" + "3,0\n4,1\n" * 10)
+    (tmp_path / "link").symlink_to(tmp_path / "log")
+    data = source_of(tmp_path / "log", tmp_path / "cache", valid=str(tmp_path / "link" / "b.csv"))
+    assert (data.num_train, data.num_valid) == (60, 20)
 
 
 def test_columns_of_unseen_held_out_values_and_without_values_are_said(tmp_path):

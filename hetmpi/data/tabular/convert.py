@@ -23,6 +23,7 @@ from hetmpi.data.tabular.reading import (
     BadRows,
     Reading,
     StoredColumn,
+    all_missing,
     shown,
 )
 from hetmpi.data.tabular.rules import LAST, NUMBER
@@ -368,7 +369,7 @@ def weights(array: pa.Array, reading: Reading, path: str) -> tuple[np.ndarray, F
     """(n,) float32, and rows with a bad weight. Raises DataError."""
     name = reading.sample_weight
     try:
-        values, bad = numbers(array, reading.missing, reading.decimal)
+        values, bad = numbers(array, all_missing(), reading.decimal)  # as of labels, data.missing=[0] is for features
     except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"data.sample_weight: {path}, column {name}: {error}") from error
     wrong = ~(values >= 0) if bad is None else ~(values >= 0) | bad
@@ -410,6 +411,7 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
 def held_out(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | None]:
     """Which rows are held out by the values of the column of data.valid, (n,) bool; rows with a bad value."""
     name, texts = reading.split
+    array = pointed(array, reading)
     if reading.after is None:
         wanted = pa.array([text.encode(errors="surrogateescape") for text in texts], pa.binary())
         return np.isin(hashes(array, 0, reading.missing), hashes(wanted, 0, ())), None
@@ -431,6 +433,11 @@ def column_of(raw: pa.Table, name: str) -> pa.Array:
     return array.cast(pa.binary()) if pa.types.is_binary_view(array.type) else array
 
 
+def pointed(array: pa.Array, reading: Reading) -> pa.Array:
+    """Values, with points in texts that are numbers with a decimal comma."""
+    return with_points(array) if reading.decimal != POINT and is_text(array) else array
+
+
 def one_column(array: pa.Array, column: StoredColumn, reading: Reading) -> tuple[pa.Array, np.ndarray | None]:
     bad, missing = None, reading.missing_of(column)
     if column.is_list:
@@ -438,8 +445,7 @@ def one_column(array: pa.Array, column: StoredColumn, reading: Reading) -> tuple
     if column.as_ == NUMBER:
         values, bad = numbers(array, missing, reading.decimal)
     elif column.as_ == HASH:
-        array = with_points(array) if reading.decimal != POINT and is_text(array) else array
-        values = hashes(array, column.seed, missing)
+        values = hashes(pointed(array, reading), column.seed, missing)
     else:
         values, bad = integers(array, missing)
     return pa.array(values), bad

@@ -20,6 +20,7 @@ from hetmpi.data.tabular.convert import (
     is_number_type,
     is_time_type,
     moments_of,
+    pointed,
     quantities,
     times,
     trimmed,
@@ -130,7 +131,7 @@ def times_of(unit: Unit, reading: Reading) -> dict:
     name, of_times, of_numbers = reading.split[0], [], []
     for raw in rows_of(unit, reading).raw():
         try:
-            array = plain_of(column_of(raw, name))
+            array = plain_of(pointed(column_of(raw, name), reading))
             if reading.unit is None and not is_time_type(array.type):
                 of_numbers += [one for values, _ in quantities(array, reading.missing)[0] for one in ends_of(values)]
             if reading.unit is not None or not is_number_type(array.type):
@@ -203,7 +204,7 @@ def texts_of(unit: Unit, reading: Reading, column: str) -> Iterator[bytes]:
     """The distinct values of the column, block by block."""
     for raw in rows_of(unit, reading).raw():
         try:
-            texts, none = trimmed(pc.unique(as_text(column_of(raw, column))), reading.missing)
+            texts, none = trimmed(pc.unique(as_text(pointed(column_of(raw, column), reading))), reading.missing)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(f"data.valid: {unit.path}, column {column}: {first_line(error)}") from error
         yield from texts.filter(pa.array(~none)).to_pylist()
