@@ -12,7 +12,8 @@ OUT/rows.npy         (num_rows, dim) float32, row k for key k; numpy.load(..., m
 OUT/rows.parquet     columns key (int64) and weight (fixed-size list of float32), in the order of keys
 OUT/dense.torchscript  forward(rows (U, dim), index (B, F) int64 into them, dense (B, num_dense)) -> logits (B,); with
                      several tables or values forward(rows of each table in turn, index, dense, and for each feature of
-                     several values index (n,) and offsets (B + 1,)), where indices count the rows of all tables
+                     several values index (n,) and offsets (B + 1,)), where indices count the rows of all tables;
+                     of several labels or classes logits (B, K)
                      of a model of nodes forward(x (N, dim + num_dense), and offsets and index of each block, from the
                      heads outwards) -> logits (B, num_classes), where x holds the means of rows beside the numbers
 OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output logits; needs pip install onnx

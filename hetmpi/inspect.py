@@ -119,8 +119,11 @@ def label_lines(label: str | None, seen: dict[str, ColumnSample]) -> list[str]:
     if label is None or seen[label].is_binary:
         return []
     if seen[label].is_number:
-        return ["label_kind: number  # for loss=mse"]
+        return ["label_kind: number  # for loss=mse; classes, for loss=classes, if they are codes"]
     values = seen[label].examples
+    if seen[label].distinct > 2:
+        remark = f"for loss=classes, as {shown(values)}; or positive: [TEXT], those that count as 1"
+        return [f"label_kind: classes  # {remark}"]
     if not values:
         return ["positive: ???  # labels that count as 1; none was seen"]
     return [f"positive: [{quoted(likely_positive(values))}]  # those that count as 1, of {shown(values)}"]

@@ -151,6 +151,34 @@ def weighted_mean(values: np.ndarray, weight: np.ndarray) -> float:
     return float((values.astype(np.float64) * weight).sum() / total) if total > 0 else float("nan")
 
 
+def class_log_loss(label: np.ndarray, logit: np.ndarray, weight: np.ndarray | None = None) -> float:
+    """Mean cross entropy in nats of classes label (n,) int64 by logits (n, C), summed in float64, weighted by weight
+    (n,). nan without samples."""
+    if not len(label):
+        return float("nan")
+    of_class = log_softmax(logit)[np.arange(len(label)), label]
+    return weighted_mean(-of_class, np.ones(len(label)) if weight is None else weight)
+
+
+def macro_auc(label: np.ndarray, logit: np.ndarray, weight: np.ndarray | None = None) -> float:
+    """The mean of the AUC of each class against all others, by its probability, over the classes that some samples have
+    and others have not. label (n,) int64, logit (n, C), weight (n,). nan if there is no such class."""
+    probability, found = np.exp(log_softmax(logit)), []
+    for number in range(logit.shape[1]):
+        is_class = (label == number).astype(np.float32)
+        own = probability[:, number]
+        value = auc(is_class, own) if weight is None else soft_auc(is_class, own, weight)
+        found += [] if np.isnan(value) else [value]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def log_softmax(logit: np.ndarray) -> np.ndarray:
+    """Logarithms of the probabilities of logits (n, C), (n, C) float64."""
+    logit = logit.astype(np.float64)
+    logit = logit - logit.max(1, keepdims=True, initial=-np.inf)
+    return logit - np.log(np.exp(logit).sum(1, keepdims=True))
+
+
 def _positive(caller: str, label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
     """Mask of positive samples, (n,) bool. Raises ValueError for invalid labels or shapes."""
     if label.ndim != 1 or label.shape != prediction.shape:
@@ -185,8 +213,10 @@ def mae(label: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None = N
     return float(np.mean(difference)) if len(label) else float("nan")
 
 
-def accuracy(label: np.ndarray, predicted: np.ndarray) -> float | None:
-    """The share of samples whose class is predicted. label, predicted (n,) int64. None without samples."""
+def accuracy(label: np.ndarray, predicted: np.ndarray, weight: np.ndarray | None = None) -> float | None:
+    """The share of samples whose class is predicted. label, predicted (n,) int64; weight (n,). None without samples."""
+    if weight is not None:
+        return weighted_mean(label == predicted, weight)
     return float(np.mean(label == predicted)) if len(label) else None
 
 

@@ -40,7 +40,8 @@ names, and runs no code but its own and that of these.
 
 In the first two forms OUT is a .parquet file with the kept columns and `probability` (float32; `prediction` where
 labels are numbers), or a .npy file with (rows,) float32. Of several labels there is a column for each, as
-`probability_click`, in a .npy file (rows, labels). The result does not depend on the number of ranks.
+`probability_click`, in a .npy file (rows, labels); of classes `class`, the most probable one, and a column for each, as
+`probability_red`. The result does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -81,13 +82,23 @@ from hetmpi.trained.item_files import BestItems
 from hetmpi.trained.link_answers import LARGEST_TOP, LinkAnswers
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.trained.saved_data import source_of
-from hetmpi.trained.saved_model import LABELS, Saved, allowed_of, dense_layers, dense_state, encoder_of, is_of_links
+from hetmpi.trained.saved_model import (
+    CLASSES,
+    LABELS,
+    Saved,
+    allowed_of,
+    dense_layers,
+    dense_state,
+    encoder_of,
+    is_of_links,
+)
 from hetmpi.trained.saved_pairs import OF_FILES, find_kept_types, is_of_pairs, reader_of
 from hetmpi.world.launch import launch
 from hetmpi.world.world import World
 
 BATCH_SIZE = 4096
 PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time
+CLASS = "class"  # column of the most probable one
 MOST_SENT = 8  # blocks on their way to rank 0
 OF_LINKS = ("data.path", "top", "without")
 # No settings of the run.
@@ -257,7 +268,8 @@ class Prediction:
             raise UserError(
                 f"hetmpi predict reads files as the run did: {wrong[0]} cannot be given, only {', '.join(OF_FILES)}"
             )
-        repeated = {name for name in self.keep if self.keep.count(name) > 1 or name in self._names}
+        own = [*self._names, *([CLASS] if self._classes else [])]
+        repeated = {name for name in self.keep if self.keep.count(name) > 1 or name in own}
         if repeated:
             raise UserError(f"predict.keep: {repeated.pop()} would be in the result twice")
         self.coverage = Coverage(self.encoder)
@@ -338,11 +350,23 @@ class Prediction:
     def _names(self) -> list[str]:
         """Of the columns of predictions."""
         name = "prediction" if self._are_numbers else "probability"
+        classes = self._classes
+        if classes:
+            return [f"{name}_{one}" for one in classes]
         num = self.manifest.get("model_sizes", {}).get(LABELS, 1)
         if num == 1:
             return [name]
         labels = range(num) if self.encoder is None else self.encoder.reading.labels
         return [f"{name}_{label}" for label in labels]
+
+    @property
+    def _classes(self) -> Sequence[str]:
+        """Names of the classes, of which a model has probabilities; () of labels."""
+        num = self.manifest.get("model_sizes", {}).get(CLASSES, 0)
+        names = list(map(str, range(num))) if self.encoder is None else self.encoder.classes
+        if len(names) != num:
+            raise UserError(f"{self.checkpoint}: its model has {num:,} classes, its data {len(names):,}")
+        return names
 
     def _write(self, out: Path, part: Path) -> tuple[int, float]:
         """On rank 0: computes and receives all parts and writes them to the file `part`. out: for messages."""
@@ -378,12 +402,16 @@ class Prediction:
             found = [self._logits(samples[i : i + BATCH_SIZE]) for i in range(0, len(samples), BATCH_SIZE)]
             names = self._names
             values = torch.cat(found).view(-1, len(names)) if found else torch.empty(0, len(names))
-            values = values if self._are_numbers else torch.sigmoid(values)
             columns = {} if kept is None else {key: kept[key] for key in kept.column_names}
+            if self._classes:
+                values = torch.softmax(values, 1)
+                columns[CLASS] = pa.array(self._classes, pa.string()).take(pa.array(values.argmax(1).numpy()))
+            elif not self._are_numbers:
+                values = torch.sigmoid(values)
             yield pa.table({**columns, **dict(zip(names, values.T.contiguous().numpy()))})
 
     def _logits(self, samples: Samples) -> torch.Tensor:
-        """(B,), or (B, K) of K labels."""
+        """(B,), or (B, K) of K labels or classes."""
         batch = self.make_batch(samples)
         rows = {}
         for name, keys in batch.keys.items():

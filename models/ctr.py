@@ -10,19 +10,27 @@ from hetmpi.layers import look_up
 class CTRModel(nn.Module):
     """A model of `num_fields` categorical and `num_dense` numeric features per sample; `num_dense` may be 0.
 
+    Args: outputs: logits of a sample, one per class; None for a label without classes.
+
     `forward(rows, batch)` takes rows (U, row_dim) float32, one per unique key, and a batch with `index` (B, F) int64
-    into rows and `dense` (B, num_dense) float32. It returns logits (B,) float32: the loss is
-    `torch.nn.BCEWithLogitsLoss`. Gradients of `rows` are summed over the occurrences of a key by autograd.
+    into rows and `dense` (B, num_dense) float32. It returns logits (B,) float32, of `num_classes` classes, where a
+    model takes that argument, (B, num_classes). Gradients of `rows` are summed over the occurrences of a key by
+    autograd.
 
     Attributes: `row_dim` (int), the width of the table rows that the model reads.
     """
 
-    def __init__(self, num_fields: int, num_dense: int, dim: int, row_dim: int):
+    def __init__(self, num_fields: int, num_dense: int, dim: int, row_dim: int, outputs: int | None = None):
         super().__init__()
+        self.num_outputs, self.has_classes = outputs or 1, outputs is not None
         for name, size, least in (("num_fields", num_fields, 1), ("num_dense", num_dense, 0), ("dim", dim, 1)):
             if size < least:
                 raise ValueError(f"{type(self).__name__}: {name} must be at least {least}, got {size}")
         self.num_fields, self.num_dense, self.dim, self.row_dim = num_fields, num_dense, dim, row_dim
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """outputs (B, num_outputs) as forward() returns them."""
+        return outputs if self.has_classes else outputs.squeeze(1)
 
     def look_up(self, rows: Tensor, batch) -> Tensor:
         """The rows of every sample, (B, F, row_dim) float32. Checks the shapes of the model's inputs.

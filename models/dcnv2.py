@@ -16,23 +16,23 @@ class DCNv2(CTRModel):
 
     def __init__(
         self, num_fields: int, num_dense: int, dim: int, hidden: list[int], num_cross_layers: int,
-        stacked: bool = False, dropout: float = 0.0, batch_norm: bool = False,
+        stacked: bool = False, dropout: float = 0.0, batch_norm: bool = False, num_classes: int | None = None,
     ):  # fmt: skip
-        super().__init__(num_fields, num_dense, dim, row_dim=dim)
+        super().__init__(num_fields, num_dense, dim, dim, num_classes)
         width = num_fields * dim + num_dense
         sizes, self.stacked = [width, *hidden], stacked
         self.cross = nn.ModuleList(CrossLayer(width) for _ in range(num_cross_layers))
         self.deep = MLP(sizes, bias=True, dropout=dropout, batch_norm=batch_norm)
-        self.out = nn.Linear(sizes[-1] if stacked else width + sizes[-1], 1, bias=False)
+        self.out = nn.Linear(sizes[-1] if stacked else width + sizes[-1], self.num_outputs, bias=False)
 
     def forward(self, rows: Tensor, batch) -> Tensor:
-        """Logits (B,) float32; arguments as in CTRModel."""
+        """Logits (B,) float32, or (B, num_classes); arguments as in CTRModel."""
         first = concat(self.look_up(rows, batch), batch.dense)  # (B, width)
         crossed = first
         for layer in self.cross:
             crossed = layer(first, crossed)
         last = self.deep(crossed) if self.stacked else concat(crossed, self.deep(first))
-        return self.out(last).squeeze(1)
+        return self.logits(self.out(last))
 
 
 class CrossLayer(nn.Module):

@@ -21,8 +21,9 @@ class DIN(CTRModel):
     def __init__(
         self, num_fields: int, num_dense: int, dim: int, target: list[str], history: list[str],
         hidden: list[int], attention: list[int], dropout: float = 0.0, batch_norm: bool = False,
+        num_classes: int | None = None,
     ):  # fmt: skip
-        super().__init__(num_fields, num_dense, dim, row_dim=dim)
+        super().__init__(num_fields, num_dense, dim, dim, num_classes)
         if not target or len(target) != len(history):
             raise ValueError(
                 f"DIN: model.target and model.history must name as many features, and at least one, got {list(target)} "
@@ -31,12 +32,13 @@ class DIN(CTRModel):
         self.needed_fields, self.needed_sequences = list(target), list(history)
         width = dim * len(target)
         self.attention = MLP([4 * width, *attention, 1], bias=True, relu_at_end=False)
-        sizes = [num_fields * dim + width + num_dense, *hidden, 1]
+        sizes = [num_fields * dim + width + num_dense, *hidden, self.num_outputs]
         self.deep = MLP(sizes, bias=True, relu_at_end=False, dropout=dropout, batch_norm=batch_norm)
 
     def forward(self, rows: Tensor, batch) -> Tensor:
-        """Logits (B,) float32; arguments as in CTRModel, and batch.fields, name -> place in batch.index, and
-        batch.sequences, name -> index (B, L) int64 into rows, and which of the positions have a value, (B, L) bool."""
+        """Logits (B,) float32, or (B, num_classes); arguments as in CTRModel, and batch.fields, name -> place in
+        batch.index, and batch.sequences, name -> index (B, L) int64 into rows, and which of the positions have a value,
+        (B, L) bool."""
         fields = self.look_up(rows, batch)  # (B, F, dim)
         query = torch.cat([fields[:, batch.fields[name]] for name in self.needed_fields], 1)  # (B, W)
         found = [batch.sequences[name] for name in self.needed_sequences]
@@ -46,4 +48,4 @@ class DIN(CTRModel):
         query = query[:, None].expand_as(keys)
         weights = self.attention(torch.cat([query, keys, query - keys, query * keys], 2))  # (B, L, 1)
         interest = (weights * found[0][1][:, :, None] * keys).sum(1)  # (B, W)
-        return self.deep(concat(fields, interest, batch.dense)).squeeze(1)
+        return self.logits(self.deep(concat(fields, interest, batch.dense)))

@@ -13,12 +13,12 @@ class DNN(CTRModel):
 
     def __init__(
         self, num_fields: int, num_dense: int, dim: int, hidden: list[int], dropout: float = 0.0,
-        batch_norm: bool = False,
+        batch_norm: bool = False, num_classes: int | None = None,
     ):  # fmt: skip
-        super().__init__(num_fields, num_dense, dim, row_dim=dim)
-        sizes = [num_fields * dim + num_dense, *hidden, 1]
+        super().__init__(num_fields, num_dense, dim, dim, num_classes)
+        sizes = [num_fields * dim + num_dense, *hidden, self.num_outputs]
         self.deep = MLP(sizes, bias=True, relu_at_end=False, dropout=dropout, batch_norm=batch_norm)
 
     def forward(self, rows: Tensor, batch) -> Tensor:
-        """Logits (B,) float32; arguments as in CTRModel."""
-        return self.deep(concat(self.look_up(rows, batch), batch.dense)).squeeze(1)
+        """Logits (B,) float32, or (B, num_classes); arguments as in CTRModel."""
+        return self.logits(self.deep(concat(self.look_up(rows, batch), batch.dense)))

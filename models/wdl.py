@@ -14,14 +14,14 @@ class WDL(CTRModel):
 
     def __init__(
         self, num_fields: int, num_dense: int, dim: int, hidden: list[int], dropout: float = 0.0,
-        batch_norm: bool = False,
+        batch_norm: bool = False, num_classes: int | None = None,
     ):  # fmt: skip
-        super().__init__(num_fields, num_dense, dim, row_dim=dim)
+        super().__init__(num_fields, num_dense, dim, dim, num_classes)
         sizes = [num_dense, *hidden] if num_dense > 0 else [0]
         self.deep = MLP(sizes, bias=False, dropout=dropout, batch_norm=batch_norm)
-        self.out = nn.Linear(sizes[-1] + num_fields * dim, 1, bias=False)
+        self.out = nn.Linear(sizes[-1] + num_fields * dim, self.num_outputs, bias=False)
 
     def forward(self, rows: Tensor, batch) -> Tensor:
-        """Logits (B,) float32; arguments as in CTRModel."""
+        """Logits (B,) float32, or (B, num_classes); arguments as in CTRModel."""
         embeddings = self.look_up(rows, batch)  # (B, F, dim)
-        return self.out(concat(self.deep(batch.dense), embeddings)).squeeze(1)
+        return self.logits(self.out(concat(self.deep(batch.dense), embeddings)))

@@ -55,6 +55,7 @@ MOST_EPOCHS_EVALUATED = 20  # at most, by default
 SIZES = {
     "dim", "num_fields", "num_dense", "num_labels", "num_classes", "num_layers", "fields", "numbers", "sequences",
 }  # fmt: skip
+OF_CLASSES = ("wdl", "dnn", "dcn", "dcnv2", "dlrm", "din")  # models of clicks that have a logit per class
 OWN_OPTIM = (  # settings that a table may have of its own
     "rows", "rows_lr", "rows_weight_decay", "rows_momentum", "rows_l1", "rows_l2",
 )  # fmt: skip
@@ -216,7 +217,15 @@ def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
 def check_takes(config: DictConfig, arguments: Mapping):
     """Raises UserError for one of hetmpi's models that is of another task than the one that gives these arguments."""
     kinds = argument_kinds(config.model._target_)
-    differing = (SIZES & set(kinds)) ^ set(arguments) if kinds else set()
+    sizes, is_of_clicks = SIZES & set(kinds), "num_fields" in arguments
+    if is_of_clicks and "num_classes" not in arguments:
+        sizes -= {"num_classes"}  # an optional argument
+    differing = sizes ^ set(arguments) if kinds else set()
+    if is_of_clicks and "num_classes" in differing:
+        raise UserError(
+            f"model={config.model_name} has one logit per label, data.label_kind=classes needs one per class: choose "
+            f"model={', '.join(OF_CLASSES)}"
+        )
     if differing == {"num_labels"}:
         raise UserError(
             f"model={config.model_name}: sharedbottom, mmoe and ple are for several labels, data.label=[A, B], all "

@@ -20,10 +20,13 @@ from hetmpi.data.source import Source
 from hetmpi.errors import UserError, doing, one_line
 from hetmpi.layers import FeatureRows
 from hetmpi.metrics import (
+    accuracy,
     auc,
     calibration,
+    class_log_loss,
     grouped_auc,
     log_loss,
+    macro_auc,
     mae,
     normalised_entropy,
     rmse,
@@ -35,7 +38,7 @@ from hetmpi.metrics import (
     without_auc,
 )
 from hetmpi.table.spec import TableSpec
-from hetmpi.tasks.losses import CLICK, NUMBER, PROBABILITY, check_loss, check_weighted
+from hetmpi.tasks.losses import CLASSES, CLICK, NUMBER, PROBABILITY, ClassLoss, check_loss, check_weighted
 from hetmpi.tasks.task import Task
 
 METRICS = {"auc": auc, "log_loss": log_loss, "normalised_entropy": normalised_entropy, "calibration": calibration}
@@ -70,6 +73,9 @@ class ClickSource(Source, Protocol):
     Optional, of weighted samples:
     sample_weight  the column of the weights, which are Samples.weight; None: all are 1
 
+    Optional, with label_kind "classes", where labels are numbers of classes, NaN for a class that is not known:
+    classes        their names
+
     Optional, where several values may have one key:
     group_by(name)  from then on samples have the values of this feature as `group`"""
 
@@ -85,7 +91,8 @@ class ClickThroughRate(Task):
 
     A model is constructed with num_fields, num_dense and dim. Its `row_dim` (int) is the width of its rows, and
     `forward(rows, batch)` maps rows (U, row_dim) float32 and a hetmpi.data.batch.Batch to logits (B,) float32. For
-    several labels it is constructed with num_labels also, and the logits are (B, num_labels).
+    several labels it is constructed with num_labels also, and the logits are (B, num_labels); of classes likewise with
+    num_classes.
 
     The loss of several labels is the weighted sum of those of each, which is that of the samples that have it, times
     their share of the batch: so it is a mean over the samples of all ranks, whichever have a label.
@@ -108,8 +115,11 @@ class ClickThroughRate(Task):
         self.source, self.criterion = source, loss
         self.predicts_numbers, self.is_soft = kind == NUMBER, kind == PROBABILITY
         self.is_weighted = getattr(source, "sample_weight", None) is not None
+        self.classes = tuple(source.classes) if kind == CLASSES else ()
         if self.is_weighted:
             check_weighted(loss)
+        if self.classes and isinstance(loss, ClassLoss):
+            loss.name_classes(self.classes)
         self.features: list[Feature] | None = getattr(source, "features", None)
         self.num_fields = source.num_fields if self.features is None else num_fields_of(self.features)
         self.labels = tuple(getattr(source, "labels", None) or ("label",))
@@ -133,8 +143,9 @@ class ClickThroughRate(Task):
     def _place_of(self, group: str) -> int:
         """The column of Samples.ids that holds a feature. Raises UserError if there is none, or one of several
         values."""
-        if self.predicts_numbers:
-            raise UserError(f"eval.group={group} is for labels that are 0 or 1, data.label_kind is number")
+        if self.predicts_numbers or self.classes:
+            kind = self.source.label_kind
+            raise UserError(f"eval.group={one_line(str(group))} is for labels 0 or 1, data.label_kind is {kind}")
         names = [feature.name for feature in self.features or [] if feature.pool is None]
         if group not in names:
             known = ", ".join(names[:20]) or "none, as features have no names"
@@ -146,6 +157,7 @@ class ClickThroughRate(Task):
 
     def model_arguments(self, dim: int) -> dict[str, int]:
         several = {"num_labels": len(self.labels)} if len(self.labels) > 1 else {}
+        several |= {"num_classes": len(self.classes)} if self.classes else {}
         return {"num_fields": self.num_fields, "num_dense": self.source.num_dense, "dim": dim, **several}
 
     def complete(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -216,7 +228,7 @@ class ClickThroughRate(Task):
     def loss(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> Tensor:
         logits = self._logits(forward, rows, batch)
         if len(self.labels) == 1:
-            return self._loss(logits, batch.label, batch.weight)
+            return self._loss(logits, batch.label.long() if self.classes else batch.label, batch.weight)
         losses = []
         for logit, label, weight in zip(logits.unbind(1), batch.label.unbind(1), self.weights):
             has = ~label.isnan()
@@ -235,8 +247,8 @@ class ClickThroughRate(Task):
         return loss
 
     def predict(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> tuple[np.ndarray, ...]:
-        """label and logit, (B,) or (B, K), then the group if eval.group names one, the weights of weighted samples, and
-        teacher if it is known: (B,) each."""
+        """label and logit, (B,) or (B, K) of K labels, and (B,) and (B, C) of C classes, then the group if eval.group
+        names one, the weights of weighted samples, and teacher if it is known: (B,) each."""
         label, logit = batch.label.cpu().numpy(), self._logits(forward, rows, batch).cpu().numpy()
         teacher = None if batch.teacher is None else batch.teacher.numpy()
         weight = None if batch.weight is None else batch.weight.cpu().numpy()
@@ -244,7 +256,8 @@ class ClickThroughRate(Task):
 
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
         """auc, log_loss, normalised_entropy and calibration, gauc over the groups of eval.group, and teacher_auc if the
-        true probabilities are known; of numbers rmse and mae. Of several labels the means of these over the labels, and
+        true probabilities are known; of numbers rmse and mae; of classes accuracy, log_loss and auc, the mean over the
+        classes against all others. Of several labels the means of these over the labels, and
         then those of each, as auc_click."""
         of_labels = [self._figures(*one) for one in self._by_label(columns)]
         if len(of_labels) == 1:
@@ -264,6 +277,10 @@ class ClickThroughRate(Task):
     def _by_label(self, columns: list[np.ndarray]) -> list[list[np.ndarray]]:
         """Of each label the columns of the samples that have it: label (n,), logit (n,), others."""
         num = len(self.labels)
+        if self.classes:
+            label, *others = columns or [np.empty(0), np.empty((0, len(self.classes)), np.float32)]
+            has = ~np.isnan(label)
+            return [[label[has].astype(np.int64), *(column[has] for column in others)]]
         if num == 1:
             return [columns or [np.empty(0, np.float32)] * 2]
         label, logit, *others = columns or [np.empty((0, num), np.float32)] * 2
@@ -279,6 +296,12 @@ class ClickThroughRate(Task):
         weight = rest.pop(0) if self.is_weighted and rest else None
         if self.predicts_numbers:
             figures = {"rmse": rmse(label, logit, weight), "mae": mae(label, logit, weight)}
+        elif self.classes:
+            figures = {
+                "accuracy": accuracy(label, logit.argmax(1), weight),
+                "log_loss": class_log_loss(label, logit, weight),
+                "auc": macro_auc(label, logit, weight),
+            }
         else:
             if weight is None and self.is_soft:
                 weight = np.ones(len(label), np.float32)
@@ -294,8 +317,11 @@ class ClickThroughRate(Task):
     def without_figures(self, columns: list[np.ndarray]) -> str | None:
         for name, (label, logit, *others) in zip(self.labels, self._by_label(columns)):
             of_label = f" of {one_line(name)}" if len(self.labels) > 1 else ""
-            metric, cause = ("RMSE", None) if self.predicts_numbers else ("AUC", without_auc(label, logit))
-            if cause is None and self._figures(label, logit, *others)[metric.lower()] is None:
+            metric = "RMSE" if self.predicts_numbers else "AUC"
+            cause = None if metric == "RMSE" or self.classes else without_auc(label, logit)
+            if self.classes and len(label) and label.min() == label.max():
+                cause = f"all {len(label):,} held-out samples have the class {one_line(self.classes[label[0]])}"
+            elif cause is None and self._figures(label, logit, *others)[metric.lower()] is None:
                 cause = "the weights of the held-out samples, or of all with one label, are 0"
             if not len(label):
                 cause = "no held-out sample has this label" if of_label else "there are no held-out samples"
@@ -325,12 +351,11 @@ class ClickThroughRate(Task):
         return None
 
     def _logits(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> Tensor:
-        """The model's logits (B,). Raises UserError for another shape."""
+        """The model's logits, (B,), (B, K) or (B, C). Raises UserError for another shape."""
         logits = forward(rows if self.joins else rows[TABLE], batch)
-        if logits.shape != batch.label.shape:
-            raise UserError(
-                f"the model's forward must return logits of shape {tuple(batch.label.shape)}, got {tuple(logits.shape)}"
-            )
+        expected = (len(batch.label), len(self.classes)) if self.classes else tuple(batch.label.shape)
+        if tuple(logits.shape) != expected:
+            raise UserError(f"the model's forward must return logits of shape {expected}, got {tuple(logits.shape)}")
         return logits
 
 

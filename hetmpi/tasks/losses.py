@@ -6,12 +6,13 @@ called with what its task gives."""
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hetmpi.errors import UserError, check_number
+from hetmpi.errors import UserError, check_number, one_line
 
 CLICK, NUMBER, PROBABILITY = "click", "number", "probability"
 CLASSES, LABELS, CANDIDATES = "classes", "labels", "candidates"
@@ -60,6 +61,53 @@ class BinaryLoss(torch.nn.Module):
             return functional.binary_cross_entropy_with_logits(logits, label, pos_weight=self.pos_weight)
         each = functional.binary_cross_entropy_with_logits(logits, label, pos_weight=self.pos_weight, reduction="none")
         return (each * weights).mean()
+
+
+class ClassLoss(torch.nn.Module):
+    """Cross entropy of classes; of several labels per sample the binary one, averaged over them."""
+
+    takes = CLASSES, LABELS
+
+    def __init__(self, class_weights=None):
+        """class_weights: factors of the losses of the classes, a list in their order, or a mapping from their names,
+        with 1 for others; None: 1 each."""
+        super().__init__()
+        self.class_weights, self.factors = class_weights, None
+
+    def name_classes(self, names: Sequence[str]):
+        """Reads class_weights. names: of the classes. Raises UserError for other classes, and for impossible
+        values."""
+        given = self.class_weights
+        if given is None:
+            return
+        if isinstance(given, Mapping):
+            unknown = [str(name) for name in given if str(name) not in names]
+            if unknown:
+                raise UserError(
+                    f"loss.class_weights: {one_line(unknown[0])} is no class, there are {one_line(', '.join(names))}"
+                )
+            given = [{str(name): value for name, value in given.items()}.get(name, 1.0) for name in names]
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != len(names):
+            raise UserError(
+                f"loss.class_weights must have a number for each of the {len(names)} classes, "
+                f"{one_line(', '.join(names))}, or be a mapping, got {one_line(str(self.class_weights))}"
+            )
+        for value in given:
+            check_number("each of loss.class_weights", value, 0)
+        self.factors = torch.tensor([float(value) for value in given])
+
+    def forward(self, logits: Tensor, label: Tensor, weights: Tensor | None = None) -> Tensor:
+        """logits (n, C); label (n,) int64, or (n, C) float32 of 0 and 1; weights of the samples (n,) -> ()."""
+        factors = None if self.factors is None else self.factors.to(logits)
+        if weights is None and factors is None:
+            if label.is_floating_point():
+                return functional.binary_cross_entropy_with_logits(logits, label)
+            return functional.cross_entropy(logits, label)
+        if label.is_floating_point():
+            each = functional.binary_cross_entropy_with_logits(logits, label, weight=factors, reduction="none").mean(1)
+        else:
+            each = functional.cross_entropy(logits, label, weight=factors, reduction="none")
+        return each.mean() if weights is None else (each * weights).mean()
 
 
 class SquaredLoss(torch.nn.Module):

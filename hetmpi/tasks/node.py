@@ -23,7 +23,7 @@ from hetmpi.table.spec import TableSpec
 from hetmpi.tasks.ctr import row_dim_of
 from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.tasks.inference import Inference, activation_bytes, output_sizes
-from hetmpi.tasks.losses import CLASSES, LABELS, check_loss
+from hetmpi.tasks.losses import CLASSES, LABELS, ClassLoss, check_loss
 from hetmpi.tasks.task import Task
 
 TRAIN, VALID, TEST = 0, 1, 2  # parts of a split
@@ -68,18 +68,6 @@ class GraphSource(Source, Protocol):
         """The user's own ids of nodes (n,) int64: (n,) int64 or texts."""
 
 
-class ClassLoss(torch.nn.Module):
-    """Cross entropy of classes; of several labels the binary one, averaged over them."""
-
-    takes = CLASSES, LABELS
-
-    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
-        """logits (n, C); label (n,) int64, or (n, C) float32 of 0 and 1 -> ()."""
-        if label.is_floating_point():
-            return torch.nn.functional.binary_cross_entropy_with_logits(logits, label)
-        return torch.nn.functional.cross_entropy(logits, label)
-
-
 class NodeClassification(Task):
     """See hetmpi/tasks/task.py, Task. A node's input is the mean of the rows of its ids beside its numbers.
 
@@ -102,6 +90,9 @@ class NodeClassification(Task):
             LABELS if source.is_multilabel else CLASSES,
             f"task=node of {'several labels' if source.is_multilabel else 'one class'} per node",
         )
+        if isinstance(loss, ClassLoss):
+            names = [str(number) for number in range(source.num_classes)]
+            loss.name_classes(list(getattr(source, "class_names", [])) or names)
         self.source, self.criterion, self.exact = source, loss, exact
         edges = list(accumulate(source.fanout, mul))
         num_nodes = min(1 + sum(edges), source.num_nodes)

@@ -28,7 +28,7 @@ CHUNK = 4096  # nodes that a rank computes at a time
 def is_of_nodes(manifest: dict) -> bool:
     """Whether a checkpoint is of task=node."""
     sizes = manifest.get("model_sizes")
-    return isinstance(sizes, dict) and "num_classes" in sizes
+    return isinstance(sizes, dict) and "num_layers" in sizes
 
 
 class NodeOutputs:

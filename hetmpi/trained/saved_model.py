@@ -29,7 +29,7 @@ from hetmpi.open_rows import keys_of_ids
 from hetmpi.owner.route import Route, make_partition
 
 CLICK_SIZES = ("num_fields", "num_dense", "dim")  # arguments of models, by task
-LABELS = "num_labels"  # that of models of several labels
+LABELS, CLASSES = "num_labels", "num_classes"  # those of models of several labels, and of clicks in classes
 NODE_SIZES = ("dim", "num_dense", "num_classes", "num_layers")
 MOST_FIELDS = 1 << 20  # also the maximum for numbers in a row
 MOST_LAYERS = 1024
@@ -139,10 +139,9 @@ def dense_layers(
         raise UserError(f"{checkpoint} does not describe its model: export only its rows with dense=none")
     said = Entries(f"{checkpoint}: manifest.json", manifest)
     config, sizes = said.part("model_config"), said.part("model_sizes")
-    names = NODE_SIZES if "num_classes" in sizes.values else CLICK_SIZES
+    names = NODE_SIZES if "num_layers" in sizes.values else CLICK_SIZES
     most = {"num_layers": MOST_LAYERS, LABELS: MOST_LAYERS}
-    if LABELS in sizes.values:
-        names = (*names, LABELS)
+    names = (*names, *(name for name in (LABELS, CLASSES) if name in sizes.values and name not in names))
     arguments = {name: sizes.integer(name, 0, most.get(name, MOST_FIELDS)) for name in names}
     joined = joined_of(said, manifest) if "joined" in manifest else None
     if "model" not in state:

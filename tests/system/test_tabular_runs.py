@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 from launch import ROOT, launcher_of, losses, run, summary, train
 
 from hetmpi.data.tabular import Tabular
@@ -135,6 +136,38 @@ def test_a_model_of_sequences_trains_predicts_and_is_exported(log, tmp_path):
     assert np.array_equal(np.load(tmp_path / "1.npy"), np.load(tmp_path / "2.npy"))
     outcome = run([sys.executable, "-m", "hetmpi.export", str(checkpoint), str(tmp_path / "out"), "rows=none"])
     assert outcome.code == 0 and (tmp_path / "out/dense.torchscript").is_file(), outcome.text
+
+
+@pytest.mark.long
+def test_a_model_of_classes_trains_predicts_a_column_for_each_and_is_exported(tmp_path):
+    rng = np.random.default_rng(0)
+    user, colours = rng.integers(30, size=3000), np.array(["red", "green", "dark blue"])
+    kind = np.where(rng.random(3000) < 0.9, user % 3, rng.integers(3, size=3000))
+    columns = {"user": [f"u{i}" for i in user], "x": rng.normal(size=3000), "colour": colours[kind]}
+    pq.write_table(pa.table({**columns, "w": rng.random(3000)}), tmp_path / "log.parquet")
+    data = ["data=tabular", f"data.path={tmp_path}/log.parquet", "data.label=colour", f"data.cache={tmp_path}/c"]
+    data += ["data.label_kind=classes", "data.sample_weight=w", "loss=classes", "loss.class_weights={red: 2}"]
+    outcome = train(2, *data, "model=dnn", "epochs=4", "checkpoint.best=accuracy", f"run.dir={tmp_path}/run")
+    assert outcome.code == 0 and "3 classes of colour: dark blue (" in outcome.text, outcome.text
+    figures = summary(tmp_path / "run")
+    assert figures["accuracy"] > 0.85 and figures["auc"] > 0.9 and figures["best_metric"] == "accuracy"
+    best = tmp_path / "run/checkpoints/best"
+    outcome = predict(
+        2, best, f"data.path={tmp_path}/log.parquet", f"out={tmp_path}/p.parquet", "predict.keep=[colour]"
+    )
+    assert outcome.code == 0 and "3,000 predictions" in outcome.text, outcome.text
+    found = pq.read_table(tmp_path / "p.parquet")
+    names = ["dark blue", "green", "red"]
+    assert found.column_names == ["colour", "class", *(f"probability_{name}" for name in names)]
+    probability = np.stack([column.to_numpy() for column in found.columns[2:]], 1)
+    assert np.allclose(probability.sum(1), 1, atol=1e-6)
+    assert found["class"].to_pylist() == [names[i] for i in probability.argmax(1)]
+    assert np.mean(found["class"].to_numpy() == found["colour"].to_numpy()) > 0.85
+    outcome = run([sys.executable, "-m", "hetmpi.export", str(best), str(tmp_path / "out"), "rows=none"])
+    layers = torch.jit.load(tmp_path / "out/dense.torchscript")
+    assert layers(torch.zeros(2, 16), torch.tensor([[0], [1]]), torch.zeros(2, 1)).shape == (2, 3), outcome.text
+    outcome = run([sys.executable, "-m", "hetmpi.report", str(tmp_path / "run")])
+    assert outcome.code == 0, outcome.text
 
 
 def test_a_model_of_several_labels_trains_and_predicts_a_column_for_each(tmp_path):

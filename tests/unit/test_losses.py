@@ -42,7 +42,10 @@ def loss_of(name, **settings):
 
 
 def clicks(label_kind):
-    return SimpleNamespace(name="clicks", num_fields=2, num_dense=1, num_rows=10, label_kind=label_kind)
+    classes = ("a", "b", "c", "d") if label_kind == "classes" else ()
+    return SimpleNamespace(
+        name="clicks", num_fields=2, num_dense=1, num_rows=10, label_kind=label_kind, classes=classes
+    )
 
 
 def pairs(label_kind):

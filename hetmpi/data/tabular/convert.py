@@ -17,6 +17,7 @@ from hetmpi.data.tabular.dialect import POINT, with_points
 from hetmpi.data.tabular.reading import (
     BAD_LABEL,
     BAD_NUMBER,
+    CLASSES,
     HASH,
     MAX_EXAMPLES,
     PROBABILITY,
@@ -311,7 +312,8 @@ def lists(array: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tu
 
 
 def labels(raw: pa.Table, reading: Reading, path: str) -> tuple[list[np.ndarray], list[Fault]]:
-    """(n,) float32 for each label, NaN where one of several is missing, and the faults. Raises DataError."""
+    """(n,) float32 for each label, NaN where one of several is missing, or texts of classes, and the faults. Raises
+    DataError."""
     found, faults = [], []
     for name, missing in zip(reading.labels, reading.label_missing):
         try:
@@ -332,8 +334,10 @@ def labels(raw: pa.Table, reading: Reading, path: str) -> tuple[list[np.ndarray]
 def one_label(
     array: pa.Array, name: str, reading: Reading, missing: tuple[str, ...]
 ) -> tuple[np.ndarray, Fault | None]:
-    """(n,) float32, and rows with a bad label; of several labels NaN where this one is missing."""
+    """(n,) float32, or texts of classes, and rows with a bad label; of several labels NaN where this one is missing."""
     is_one = len(reading.labels) == 1
+    if reading.label_kind == CLASSES:
+        return class_label(array, name, missing)
     if reading.positive is not None:
         found = hashes(array, 0, missing)
         none = found == no_value(0)
@@ -363,6 +367,24 @@ def one_label(
     texts = texts.filter(pa.array(~none)).slice(0, MAX_EXAMPLES).to_pylist()
     labels = tuple(text.decode(errors="replace") for text in texts)
     return values.astype(np.float32), Fault(name, kind, what, bad, labels)
+
+
+def class_label(array: pa.Array, name: str, missing: tuple[str, ...]) -> tuple[pa.Array, Fault | None]:
+    """Texts (n,) of classes, alike for integers in any type, and rows without one."""
+    texts, none = trimmed(as_text(array), missing)
+    texts = decoded(pc.replace_substring_regex(texts, pattern=r"^(-?[0-9]+)\.0*$", replacement=r"\1"))
+    if pa.types.is_floating(array.type):
+        none |= np.asarray(pc.is_nan(array).fill_null(True))
+    fault = Fault(name, "missing label", "is no label, as it is missing", none) if none.any() else None
+    return texts, fault
+
+
+def decoded(texts: pa.Array) -> pa.Array:
+    """Binary texts as strings, of which bytes that are not UTF-8 are replaced."""
+    try:
+        return texts.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([text and text.decode(errors="replace") for text in texts.to_pylist()], pa.string())
 
 
 def weights(array: pa.Array, reading: Reading, path: str) -> tuple[np.ndarray, Fault | None]:

@@ -4,18 +4,19 @@ encodes other files in the same way."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hetmpi.data.batch import NO_GROUP, Bag, Samples
 from hetmpi.data.features import NO_KEY, Feature, FeatureRequest, ValueMap, arrange
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
-from hetmpi.data.tabular.reading import INTEGER, WEIGHT, Reading, label_fields
+from hetmpi.data.tabular.reading import CLASSES, INTEGER, WEIGHT, Reading, label_fields
 from hetmpi.data.tabular.rules import AUTO, ID, Column
 from hetmpi.data.tabular.scaling import Scaling, standardized
 from hetmpi.errors import UserError, one_line
@@ -67,6 +68,7 @@ class Encoder:
     reading, columns   how files are read, and the columns in the file's order
     features, tables   as hetmpi.data.features.arrange
     dense_names        of the numbers
+    classes            of the label, in the order of their numbers; () for other labels
     group              name of the feature of one value whose values are the groups of samples; None: they have none"""
 
     def __init__(
@@ -76,6 +78,7 @@ class Encoder:
         coders: Mapping[str, IdEncoder],
         moments: list[tuple[float, ...]],
         scalings: Mapping[str, Scaling],
+        classes: Sequence[str] = (),
     ):
         """coders: of the id columns that share no other's rows. moments: number, mean and sum of squared differences of
         each column's training values, for the transform standardize. scalings: of the numbers with the transform
@@ -88,10 +91,11 @@ class Encoder:
         self.dense_names = [column.name for column in columns if column.kind != ID and not column.is_buckets]
         self._number = {column.name: i for i, column in enumerate(columns)}
         self.group: str | None = None
+        self.classes = tuple(classes)
 
     def samples(self, table: pa.Table) -> Samples:
         """The samples of rows of Reading.schema(). Labels are (n,), zeros where the rows have none; of several
-        labels (n, K), NaN where one is missing."""
+        labels (n, K), NaN where one is missing; numbers of classes, NaN for one that no training row has."""
         num = len(table)
         one = [feature for feature in self.features if feature.pool is None]
         ids = np.empty((num, len(one)), np.int64)
@@ -102,7 +106,7 @@ class Encoder:
             dense[:, j] = self._transformed(self._values(table, name), self._number[name])
         bags = tuple(self._bag(table, feature) for feature in self.features if feature.pool is not None)
         names = [name for name in label_fields(len(self.reading.labels)) if name in table.column_names]
-        label = np.stack([table[name].to_numpy() for name in names], 1) if names else np.zeros((num, 1), np.float32)
+        label = np.stack([self._label(table[name]) for name in names], 1) if names else np.zeros((num, 1), np.float32)
         label = label if len(names) > 1 else label[:, 0]
         weight = table[WEIGHT].to_numpy() if WEIGHT in table.column_names else None
         return Samples(ids, dense, np.ascontiguousarray(label), bags=bags, group=self._groups(table), weight=weight)
@@ -139,6 +143,7 @@ class Encoder:
             "columns": [asdict(column) for column in self.columns],
             "moments": self.moments,
             "scalings": self.scalings,
+            "classes": self.classes,
             "coders": {name: [coder.mode, coder.rows, coder.seed] for name, coder in self.coders.items()},
         }
         names = list(self.coders)
@@ -157,7 +162,7 @@ class Encoder:
             else coder
             for name, coder in self.coders.items()
         }
-        return Encoder(self.reading, self.columns, coders, self.moments, self.scalings)
+        return Encoder(self.reading, self.columns, coders, self.moments, self.scalings, self.classes)
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, np.ndarray]) -> Encoder:
@@ -171,13 +176,17 @@ class Encoder:
             for i, (name, (mode, rows, seed)) in enumerate(state["coders"].items())
         }
         scalings = {name: Scaling(*one) for name, one in state.get("scalings", {}).items()}
-        return Encoder(Reading.from_json(state["reading"]), columns, coders, state["moments"], scalings)
+        reading, classes = Reading.from_json(state["reading"]), state.get("classes", [])
+        return Encoder(reading, columns, coders, state["moments"], scalings, classes)
 
     def difference(self, other: Encoder) -> str | None:
         """The first difference that gives a value another key or number, in one sentence; None if there is none."""
         names, others = [[column.name for column in encoder.columns] for encoder in (self, other)]
         if names != others:
             return f"its columns were {', '.join(names)}, now they are {', '.join(others)}"
+        if self.classes != other.classes:
+            before, now = (one_line(", ".join(encoder.classes)) or "none" for encoder in (self, other))
+            return f"its classes were {before}, now they are {now}"
         for column, theirs, moments, now in zip(self.columns, other.columns, self.moments, other.moments):
             coder, found = self.coders.get(column.name), other.coders.get(column.name)
             if column.transform == "standardize" and not np.allclose(moments, now):
@@ -249,6 +258,13 @@ class Encoder:
         if column.share is not None:
             return FeatureRequest(column.name, self.coders[column.share].rows, column.pool, column.share)
         return FeatureRequest(column.name, self.coders[column.name].rows, column.pool, **own)
+
+    def _label(self, column: pa.ChunkedArray) -> np.ndarray:
+        """(n,) float32."""
+        if self.reading.label_kind != CLASSES:
+            return column.to_numpy()
+        found = pc.index_in(column, value_set=pa.array(self.classes, pa.string()))
+        return found.cast(pa.float32()).to_numpy()
 
     def _groups(self, table: pa.Table) -> np.ndarray | None:
         """Of each row the value of the column `group`, not its key, which others may share; of buckets the bucket."""

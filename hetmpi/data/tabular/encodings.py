@@ -58,11 +58,11 @@ class IdEncodings:
         """The prepared columns of each vocabulary."""
         return [self._sharing(name) for name, mode in self._modes.items() if mode == VOCABULARY]
 
-    def encoder(self, reading: Reading) -> Encoder:
-        """That of the prepared data. REQUIRES: the vocabularies are counted."""
+    def encoder(self, reading: Reading, classes: Sequence[str] = ()) -> Encoder:
+        """That of the prepared data. classes: of the label. REQUIRES: the vocabularies are counted."""
         coders = {column.name: self._coder(column) for column in self._columns if column.name in self._modes}
         moments = [one[:3] for one in self._manifest["moments"]]
-        return Encoder(reading, self._columns, coders, moments, scalings(self._columns, self._manifest))
+        return Encoder(reading, self._columns, coders, moments, scalings(self._columns, self._manifest), classes)
 
     def _sharing(self, name: str) -> list[int]:
         """Numbers of the columns that use the rows of column `name`."""

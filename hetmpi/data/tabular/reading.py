@@ -15,8 +15,8 @@ from hetmpi.data.tabular.dialect import POINT, Dialect
 from hetmpi.data.tabular.rules import FIRST, NUMBER, Column, texts_of
 from hetmpi.errors import printable
 
-CLICK, PROBABILITY, NO_LABEL = "click", "probability", "none"
-LABEL_KINDS = (CLICK, NUMBER, PROBABILITY, NO_LABEL)
+CLICK, PROBABILITY, CLASSES, NO_LABEL = "click", "probability", "classes", "none"
+LABEL_KINDS = (CLICK, NUMBER, PROBABILITY, CLASSES, NO_LABEL)
 HASH, INTEGER = "hash", "integer"
 MAX_EXAMPLES = 5
 EXAMPLE_CHARS = 120
@@ -98,10 +98,11 @@ class Reading:
         return list(dict.fromkeys(name for name in names if name))
 
     def schema(self) -> pa.Schema:
-        """Of the prepared files: label, label1, … for the labels, NaN where one of several is missing, weight if there
-        is one, then c0, c1, … for the columns."""
-        names = label_fields(len(self.labels)) + ([] if self.sample_weight is None else [WEIGHT])
-        labels = [pa.field(name, pa.float32()) for name in names]
+        """Of the prepared files: label, label1, … for the labels, NaN where one of several is missing, and texts where
+        they are classes, weight if there is one, then c0, c1, … for the columns."""
+        kind = pa.string() if self.label_kind == CLASSES else pa.float32()
+        labels = [pa.field(name, kind) for name in label_fields(len(self.labels))]
+        labels += [] if self.sample_weight is None else [pa.field(WEIGHT, pa.float32())]
         return pa.schema(labels + [pa.field(f"c{i}", column.type) for i, column in enumerate(self.columns)])
 
     def to_predict(self, kept: tuple[str, ...] = ()) -> Reading:
@@ -209,6 +210,8 @@ class BadRows:
             if not self.labels or any(map(is_number, self.labels)):
                 is_share = bool(self.labels) and all(is_number(text) and 0 <= float(text) <= 1 for text in self.labels)
                 cures[0] += f", or data.label_kind={PROBABILITY if is_share else NUMBER}"
+            if len(self.labels) > 1:
+                cures[0] += f", or data.label_kind={CLASSES}"
         return [*cures, "correct the rows, raise data.max_bad_rows, or select the right files of a folder by a glob"]
 
     def check(self, source: str, limit: int) -> None:

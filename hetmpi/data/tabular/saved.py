@@ -11,9 +11,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from hetmpi.data.tabular.classes import MOST_CLASSES
 from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, IDS, INTEGERS, VOCABULARY, Encoder
 from hetmpi.data.tabular.files import PARQUET, TEXT
-from hetmpi.data.tabular.reading import LABEL_KINDS, stored_columns
+from hetmpi.data.tabular.reading import CLASSES, LABEL_KINDS, stored_columns
 from hetmpi.data.tabular.rules import ID, NUMBER, TRANSFORMS
 from hetmpi.data.tabular.scaling import Scaling
 from hetmpi.data.tabular.times import UNITS
@@ -57,6 +58,13 @@ def check_reading(encoder: Encoder):
         raise UserError("form, label_kind or unit is unknown")
     for column in encoder.columns:
         check_fields("column", column)
+    classes = encoder.classes
+    if (
+        not all(isinstance(name, str) for name in classes)
+        or len(set(classes)) < len(classes)
+        or (len(classes) not in ((range(2, MOST_CLASSES + 1)) if reading.label_kind == CLASSES else (0,)))
+    ):
+        raise UserError(f"there must be 2 to {MOST_CLASSES:,} different classes, or none for other labels")
     if tuple(reading.columns) != stored_columns(encoder.columns):
         raise UserError("the columns are not those that are read")
 

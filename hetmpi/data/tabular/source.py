@@ -18,7 +18,7 @@ from hetmpi.data.checked import Damaged, read_json
 from hetmpi.data.features import SEQUENCE, TABLE
 from hetmpi.data.files import DataError, absolute
 from hetmpi.data.source import check_slice
-from hetmpi.data.tabular import vocabulary
+from hetmpi.data.tabular import classes, vocabulary
 from hetmpi.data.tabular.convert import KEPT, no_value
 from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
 from hetmpi.data.tabular.dialect import COMMA, Dialect, is_utf8
@@ -42,6 +42,7 @@ from hetmpi.data.tabular.prepare import (
     rows_of,
 )
 from hetmpi.data.tabular.reading import (
+    CLASSES,
     CLICK,
     LABEL_KINDS,
     MISSING,
@@ -128,6 +129,11 @@ class Tabular:
             raise UserError(f"data.label_kind must be one of {', '.join(LABEL_KINDS)}, got {label_kind}")
         if positive is not None and label_kind != CLICK:
             raise UserError(f"data.positive is for labels of clicks, data.label_kind is {label_kind}")
+        if label_kind == CLASSES and (len(labels_of(label)) > 1 or follow):
+            raise UserError(
+                f"data.label_kind={CLASSES} needs one label, and files that are all there at the start: with several "
+                "labels, or data.follow=true, the label must be of another kind"
+            )
         if label is not None and label_kind == NO_LABEL:
             raise UserError(f"data.label={one_line(str(label))}: data.label_kind=none is for rows without one")
         self.path, self.max_bad_rows, self.cached_groups = path, max_bad_rows, cached_groups
@@ -320,8 +326,10 @@ class Tabular:
         groups = modes.vocabularies()[rank::size]
         wanted = [(group, no_value(reading.columns[group[0]].seed)) for group in groups]
         vocabulary.count(self.folder, manifest, wanted, report)
+        if reading.label_kind == CLASSES and rank == 0:
+            classes.count(self.folder, manifest)
         barrier()
-        self.take(modes.encoder(reading))
+        self._take_classes(modes, manifest, reading, report)
         self._train, self._valid = (
             Split(self.folder, manifest[split], manifest["group_rows"], self.encoder, self.cached_groups)
             for split in ("train", "valid")
@@ -332,6 +340,15 @@ class Tabular:
         self._permutation = functools.lru_cache(self.cached_groups)(self._draw_permutation)
         if rank == 0:
             self.report(manifest, {**self._unseen(), **modes.notes, **self._conflicts}, report)
+
+    def _take_classes(self, modes: IdEncodings, manifest: dict, reading: Reading, report) -> None:
+        """Takes the encoder, with the classes of the label."""
+        if reading.label_kind != CLASSES:
+            return self.take(modes.encoder(reading))
+        names, counts = classes.load(self.folder, manifest)
+        for line in classes.lines(reading.labels[0], names, counts):
+            report(line)
+        self.take(modes.encoder(reading, names))
 
     def read_by(self, reading: Reading) -> None:
         """Sets what describes the labels. Raises UserError for weights of others, and for data with labels where none
@@ -366,7 +383,7 @@ class Tabular:
         self.encoder = encoder
         self.features, self.tables = encoder.features, encoder.tables
         self.num_features, self.dense_names = len(self.features), encoder.dense_names
-        self.num_dense = len(self.dense_names)
+        self.num_dense, self.classes = len(self.dense_names), encoder.classes
         if list(self.tables) == [TABLE] and all(feature.pool is None for feature in self.features):
             self.num_fields = self.num_features
             self.num_rows, self.field_rows = self.tables[TABLE].num_rows, list(self.tables[TABLE].field_rows)

@@ -28,7 +28,7 @@ from hetmpi.data.tabular.files import (
     too_long,
 )
 from hetmpi.data.tabular.folders import in_file, keys_read, with_keys
-from hetmpi.data.tabular.reading import INTEGER, MAX_EXAMPLES, BadRows, Reading, Rows, check_wanted, shown
+from hetmpi.data.tabular.reading import CLASSES, INTEGER, MAX_EXAMPLES, BadRows, Reading, Rows, check_wanted, shown
 from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import printable
 
@@ -276,7 +276,8 @@ class TextRows:
             ):
                 types[column.name] = kind
         for name, missing in zip(reading.labels, reading.label_missing):
-            if name in types and reading.positive is None and words(missing) == words(reading.missing):
+            is_number = reading.positive is None and reading.label_kind != CLASSES
+            if name in types and is_number and words(missing) == words(reading.missing):
                 types[name] = pa.float64()
         if reading.sample_weight in types:
             types[reading.sample_weight] = pa.float64()
