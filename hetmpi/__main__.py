@@ -7,6 +7,7 @@ import runpy
 import sys
 
 import hetmpi
+from hetmpi.world.early_signals import exit_on_signals
 
 COMMANDS = {
     "train": "train a model; mpirun -np 4 hetmpi train on four ranks",
@@ -33,6 +34,7 @@ def main():
     elif name not in COMMANDS:
         sys.exit(f"hetmpi: there is no command {name}: it is one of {', '.join(COMMANDS)}")
     else:
+        exit_on_signals()
         sys.argv[:2] = [f"hetmpi {name}"]
         if os.getcwd() not in sys.path:
             sys.path.append(

@@ -47,8 +47,10 @@ labels are numbers), or a .npy file with (rows,) float32. Of several labels ther
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
+    from hetmpi.world.early_signals import exit_on_signals
     from hetmpi.world.oversubscription import restart_with_naps
 
+    exit_on_signals()
     restart_with_naps()
 
 import contextlib

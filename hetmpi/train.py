@@ -6,8 +6,10 @@ Only this program reads the settings (hetmpi/run/settings.py); hetmpi/run/build.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
+    from hetmpi.world.early_signals import exit_on_signals
     from hetmpi.world.oversubscription import restart_with_naps
 
+    exit_on_signals()
     restart_with_naps()
 
 import contextlib

@@ -11,7 +11,8 @@ import time
 
 import numpy as np
 
-from hetmpi.world.launch import LEFT_EARLY, remove_segments
+from hetmpi.world.early_signals import remove_segments
+from hetmpi.world.launch import LEFT_EARLY
 from hetmpi.world.mpi import MPI
 from hetmpi.world.waiting import wait_for
 from hetmpi.world.world import World

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hetmpi.errors import ReportedElsewhere, UserError, one_line
+from hetmpi.world.early_signals import leave_interrupts_to_python, remove_segments
 from hetmpi.world.mpi import MPI, SPEAK_DELAY_S, local_rank
 from hetmpi.world.oversubscription import missing_naps
 from hetmpi.world.waiting import wait_for
@@ -38,6 +39,7 @@ def launch(main):
     """Runs main(world) as this rank's whole program. An error on any rank ends all ranks with exit code 1, sys.exit(n)
     with n. Exit code LEFT_EARLY is used when all ranks leave together."""
     keep_freed_memory()
+    leave_interrupts_to_python()
     sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files may be any bytes
     try:
         share_gpus()
@@ -91,10 +93,11 @@ def abort(error: BaseException, is_traced: bool = False, code: int = 1):
     libraries during the abort is suppressed, so that it does not hide the message."""
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
     libc = ctypes.CDLL(None)
-    # SIGTERM gets its default action again, so that the launcher can end the ranks that fail after the first one. libc
-    # sets it, because Python's signal.signal works in the main thread only.
+    # SIGTERM ends this process, so that the launcher can end the ranks that fail after the first one: by an exit, as a
+    # launcher prints a paragraph about a death by a signal. libc sets it, because Python's signal.signal works in the
+    # main thread only.
     for number in (signal.SIGTERM, signal.SIGALRM):
-        libc.signal(number, None)
+        libc.signal(number, libc._exit)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # disk full
             stream.flush()
@@ -115,14 +118,6 @@ def abort(error: BaseException, is_traced: bool = False, code: int = 1):
     if MPI.Is_initialized():
         MPI.COMM_WORLD.Abort(code)
     os._exit(code & 0xFF or 1)
-
-
-def remove_segments():
-    """Unlinks MPICH's shared-memory files in /dev/shm, which ranks leave behind when they are killed."""
-    with open("/proc/self/maps") as maps:
-        for path in set(re.findall(r"/dev/shm/mpich_shm_\w+", maps.read())):
-            with contextlib.suppress(OSError):  # another rank has removed it
-                os.unlink(path)
 
 
 def describe(error: BaseException, rank: int, size: int, is_traced: bool = False) -> str:

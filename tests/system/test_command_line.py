@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -205,3 +206,30 @@ pyarrow.OSFile({str(tmp_path / "pipe")!r})
     assert process.returncode == 85 and errors.strip() == (
         "hetmpi: ended by SIGTERM before the first step, nothing is lost"
     )
+
+
+@pytest.mark.parametrize("number, waits", [
+    (signal.SIGTERM, "time.sleep(60)"), (signal.SIGINT, "time.sleep(60)"),
+    (signal.SIGTERM, "pyarrow.OSFile(sys.argv[1])"),
+], ids=str)  # fmt: skip
+def test_the_line_of_an_ended_program_is_the_last_one(tmp_path, number, waits):
+    """Ranks that a signal kills make the launcher print a paragraph."""
+    if "HYDRA" not in subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("Open MPI's launcher prints a paragraph after every code but 0")
+    os.mkfifo(tmp_path / "pipe")
+    text = f"""
+import sys, time
+from hetmpi.world.early_signals import exit_on_signals
+exit_on_signals()
+import pyarrow
+print("waits", flush=True)
+{waits}
+"""
+    process = subprocess.Popen(
+        [mpiexec(), "-n", "2", sys.executable, "-c", text, str(tmp_path / "pipe")], text=True, stdout=subprocess.PIPE,
+        env=environment(PYTHONPATH=str(ROOT)), stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert [process.stdout.readline() for _ in range(2)] == ["waits\n"] * 2
+    process.send_signal(number)
+    output = process.communicate(timeout=20)[0]
+    assert output.splitlines()[-1] == f"hetmpi: ended by {number.name}" and process.returncode == 128 + number
