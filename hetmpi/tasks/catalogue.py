@@ -1,4 +1,5 @@
-"""The catalogue: the distinct items of the training rows, from which candidates are drawn and the best are found."""
+"""The catalogue: the distinct items of the training rows and of their histories, from which candidates are drawn and
+the best are found."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetmpi.data.batch import Samples, concatenate
+from hetmpi.data.features import Feature
 from hetmpi.data.pairs import Side
 from hetmpi.errors import UserError
 from hetmpi.world.mpi import MPI
@@ -23,7 +25,7 @@ class Catalogue:
     """n items, in the order of their keys.
 
     keys     (n,) int64, ascending, of the column that identifies an item
-    counts   (n,) int64, training rows with the item
+    counts   (n,) int64, training rows with the item; 0 for an item of histories alone
     samples  the columns of items (n), each as in the first training row that has the item"""
 
     keys: np.ndarray
@@ -42,9 +44,10 @@ class Catalogue:
 class Counting:
     """Counts of the items in rows that are read in order, and the first row of each."""
 
-    def __init__(self, side: Side, first_key: int, num_keys: int):
-        """Keys of items are first_key <= key < first_key + num_keys."""
-        self.side, self.first_key = side, first_key
+    def __init__(self, side: Side, bags: Sequence[int] = ()):
+        """bags: places in Samples.bags of histories of items."""
+        self.side, self.bags, self.first_key, num_keys = side, bags, side.features[0].first, side.features[0].rows
+        self.in_history = np.zeros(num_keys, np.int8)  # whether an item stands in one
         self.counts, self.firsts = np.zeros(num_keys, np.int64), np.full(num_keys, NOWHERE)
         self.numbers: list[np.ndarray] = []  # of items, from first_key, in the order of self.samples
         self.samples: list[Samples] = []
@@ -52,6 +55,8 @@ class Counting:
     def add(self, samples: Samples, start: int):
         """samples: of all columns, rows start, start + 1, ..., which come after those that were added before."""
         own = self.side.take(samples)
+        for place in self.bags:
+            self.in_history[samples.bags[place].values - self.first_key] = 1
         numbers, rows, counts = np.unique(own.ids[:, 0] - self.first_key, return_index=True, return_counts=True)
         is_new = self.firsts[numbers] == NOWHERE
         self.counts[numbers] += counts
@@ -60,16 +65,28 @@ class Counting:
         self.samples.append(own[rows[is_new]])
 
 
-def catalogue_of(world: World, source, side: Side, none: Sequence[int] = ()) -> Catalogue:
+def histories_of(features: Sequence[Feature], side: Side) -> list[int]:
+    """Places among the features of several values of those that share the rows of items; none where items have further
+    columns, whose values an item of a history lacks."""
+    item, several = side.features[0], [feature for feature in features if feature.pool is not None]
+    if len(side.features) > 1 or side.numbers:
+        return []
+    return [i for i, feature in enumerate(several) if (feature.table, feature.first) == (item.table, item.first)]
+
+
+def catalogue_of(
+    world: World, source, side: Side, none: Sequence[int] = (), histories: Sequence[int] = ()
+) -> Catalogue:
     """The catalogue of a source, of which each rank reads a share of the training rows. side: columns of items, the
-    first of which identifies one. none: its keys that are no item's. Collective. Raises UserError on every rank if no
-    training row has an item."""
+    first of which identifies one. none: its keys that are no item's. histories: as histories_of. Collective. Raises
+    UserError on every rank if no training row has an item."""
     feature, num = side.features[0], source.num_train
-    counting = Counting(side, feature.first, feature.rows)
+    counting = Counting(side, histories)
     begin, end = (num * rank // world.size for rank in (world.rank, world.rank + 1))
     for start in range(begin, end, BLOCK):
         counting.add(source.train(start, min(start + BLOCK, end)), start)
-    counting.counts[np.asarray(none, np.int64) - feature.first] = 0
+    for found in (counting.counts, counting.in_history):
+        found[np.asarray(none, np.int64) - feature.first] = 0
     world.meet("for all ranks to read the items of the training rows")
     counts, firsts = np.empty_like(counting.counts), np.empty_like(counting.firsts)
     world.comm.Allreduce(counting.counts, counts, MPI.SUM)
@@ -79,8 +96,19 @@ def catalogue_of(world: World, source, side: Side, none: Sequence[int] = ()) -> 
     numbers, samples = first_ones(counting, (counts > 0) & (counting.firsts == firsts), source)
     parts = world.comm.allgather((numbers, samples))
     numbers, samples = np.concatenate([part[0] for part in parts]), concatenate([part[1] for part in parts])
+    in_history = np.empty_like(counting.in_history)
+    world.comm.Allreduce(counting.in_history, in_history, MPI.MAX)
+    further = np.flatnonzero((in_history > 0) & (counts == 0))
+    if len(further):
+        numbers, samples = np.concatenate([numbers, further]), concatenate([samples, bare(further + feature.first)])
     order = np.argsort(numbers)
     return Catalogue(numbers[order] + feature.first, counts[numbers[order]], samples[order])
+
+
+def bare(keys: np.ndarray) -> Samples:
+    """Items (n,) that have no column but the one that identifies them."""
+    num = len(keys)
+    return Samples(keys[:, None], np.empty((num, 0), np.float32), np.zeros(num, np.float32))
 
 
 def first_ones(counting: Counting, is_own: np.ndarray, source) -> tuple[np.ndarray, Samples]:

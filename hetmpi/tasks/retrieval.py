@@ -19,7 +19,7 @@ from hetmpi.errors import UserError, check_integer, doing
 from hetmpi.gathered import gathered, of_ranks
 from hetmpi.table.spec import TableSpec
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.tasks.catalogue import NO_PLACE, Catalogue, catalogue_of
+from hetmpi.tasks.catalogue import NO_PLACE, Catalogue, catalogue_of, histories_of
 from hetmpi.tasks.ctr import row_dim_of
 from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.tasks.item_ranks import ranks_of
@@ -49,7 +49,8 @@ class PairSource(Source, Protocol):
 
 
 class Retrieval(Task):
-    """See hetmpi/tasks/task.py, Task. The catalogue has the distinct items of the training rows.
+    """See hetmpi/tasks/task.py, Task. The catalogue has the distinct items of the training rows and,
+    where items have no further columns, of the histories that share their rows.
 
     The loss of a query compares its item with candidates: the items of the batches of all ranks, and `negatives` more
     for each batch, drawn uniformly from the catalogue by their positions in the stream. A logit is the product of the
@@ -132,13 +133,17 @@ class Retrieval(Task):
 
     def opened(self, tables: Mapping[str, EmbeddingTable]):
         world = next(iter(tables.values())).world
-        self.catalogue = catalogue_of(world, self.source, self.columns.items, self.none)
-        self._shares = torch.from_numpy((self.catalogue.counts / self.catalogue.counts.sum()).astype(np.float32))
+        histories = histories_of(self.source.features, self.columns.items)
+        self.catalogue = catalogue_of(world, self.source, self.columns.items, self.none, histories)
+        counts = np.maximum(self.catalogue.counts, 1)  # an item of histories alone is asked for as a rare one
+        self._shares = torch.from_numpy((counts / self.catalogue.counts.sum()).astype(np.float32))
         if world.rank == 0:
             num, total = len(self.catalogue), self.source.num_train
             without = total - int(self.catalogue.counts.sum())
             left_out = f"; {without:,} rows have no item, and are left out" if without else ""
-            print(f"hetmpi: {num:,} items in {total:,} training rows{left_out}", flush=True)
+            alone = int((self.catalogue.counts == 0).sum())
+            in_histories = f", {alone:,} of them in histories alone" if alone else ""
+            print(f"hetmpi: {num:,} items in {total:,} training rows{in_histories}{left_out}", flush=True)
 
     def batches(self, device: torch.device) -> Callable[[Samples], PairBatch]:
         return self._batch
@@ -211,7 +216,7 @@ class Retrieval(Task):
 
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
         """recall_at_10 (as HR@10: a row has one item), recall_at_100, ndcg_at_10, mrr; unseen: held-out rows whose item
-        no training row has, which count as not found."""
+        no training row or history has, which count as not found."""
         ranks = columns[0] if columns else np.empty(0)
         if not len(ranks):
             return dict.fromkeys((*(f"recall_at_{k}" for k in RECALLS), f"ndcg_at_{NDCG}", "mrr", "unseen"))

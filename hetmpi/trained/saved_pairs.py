@@ -14,15 +14,19 @@ import xxhash
 from hetmpi.checkpoint.dense_state import attempt
 from hetmpi.checkpoint.manifest import Entries, read_manifest
 from hetmpi.data.batch import Samples, concatenate
+from hetmpi.data.features import NO_KEY
 from hetmpi.data.pairs import PairBatch, Side
 from hetmpi.data.tabular import DataError, Encoder, Reader
-from hetmpi.data.tabular.convert import KEPT, NO_INTEGER, no_value
-from hetmpi.data.tabular.files import Unit
+from hetmpi.data.tabular.convert import KEPT, NO_INTEGER, column_of, no_value
+from hetmpi.data.tabular.files import PARQUET, Unit, open_parquet, parquet_names
 from hetmpi.data.tabular.kept import kind_of, typed_as
 from hetmpi.data.tabular.reading import INTEGER, Reading, StoredColumn
 from hetmpi.data.tabular.rules import NUMBER
+from hetmpi.data.tabular.text import head_of, header_of
 from hetmpi.errors import UserError, one_line
+from hetmpi.tasks.catalogue import bare, histories_of
 from hetmpi.tasks.pair_columns import PairColumns, names_of
+from hetmpi.trained.coded_values import coded
 from hetmpi.trained.saved_model import MOST_FIELDS, check_config, dense_state, encoder_of, instantiated, saved_tables
 from hetmpi.world.world import World
 
@@ -83,9 +87,9 @@ class SavedPairs:
         self.model.eval()
 
     def items(self, given: Mapping[str, str]) -> tuple[pa.Array, np.ndarray, int]:
-        """The distinct items of files whose rows were trained, in the order of their first rows in the files: their
-        values as there, and their vectors (n, W) float32; and the number of rows with other items. given: settings of
-        the files. Raises UserError."""
+        """The distinct items of files whose rows were trained, in the order of their first rows in the files, then
+        those of histories alone (hetmpi/tasks/catalogue.py): their values as there, and their vectors (n, W) float32;
+        and the number of rows with other items. given: settings of the files. Raises UserError."""
         side, seen, parts, values, num_other = self.columns.items, set(self.none), [], [], 0
         for samples, kept in self.rows_of(given, side, (self.columns.item.name,)):
             own = side.take(samples)
@@ -99,13 +103,38 @@ class SavedPairs:
             seen.update(own.ids[new, 0].tolist())
             parts.append(own[new])
             values.append(kept.column(0).combine_chunks().take(pa.array(new)))
+        for keys, found in self._of_histories(given):
+            new = [place for place, key in enumerate(keys.tolist()) if key not in seen]
+            seen.update(keys[new].tolist())
+            parts.append(bare(keys[new]))
+            values.append(found.take(pa.array(new, pa.int64())))
         if not sum(map(len, parts)):
             raise UserError(f"data.path={one_line(given['data.path'])}: no row has an item that the model knows")
         items = concatenate([part for part in parts if len(part)])
         vectors = [self._embedded(self.columns.item_batch(part))[1] for part in in_blocks(items)]
-        values = pa.chunked_array([part for part in values if len(part)])
+        values = joined([part for part in values if len(part)])
         values = typed_as(values, kind_of(values).type) if pa.types.is_binary(values.type) else values
         return values.combine_chunks(), np.concatenate(vectors), num_other
+
+    def _of_histories(self, given: Mapping[str, str]) -> Iterator[tuple[np.ndarray, pa.Array]]:
+        """Keys (n,) int64 and values of the trained items of histories in files, each once in a block. Columns that the
+        files lack are left out."""
+        item, features = self.columns.item, [one for one in self.encoder.features if one.pool is not None]
+        stored = {column.name: column for column in self.encoder.reading.columns}
+        table, keys_of = self.tables[item.table], self.encoder.by_value()[item.name].keys
+        for place in histories_of(self.encoder.features, self.columns.items):
+            column = stored[features[place].name]
+            reading = replace(self.encoder.reading, columns=(column,))
+            if column.name not in names_in(reader_of(given, reading, ())):
+                continue
+            reader = reader_of(given, reading, (column.name,))
+            for block in (block for unit in reader.units for block in reader.blocks(unit)):
+                values = coded(column_of(block, KEPT + column.name), column, self.encoder.reading.missing_of(column))[0]
+                keys = keys_of(values)
+                known = np.flatnonzero(~np.isin(keys, [NO_KEY, *self.none]))
+                firsts = known[np.sort(np.unique(keys[known], return_index=True)[1])]
+                firsts = firsts[table.are_trained(keys[firsts])]
+                yield keys[firsts], values.take(pa.array(firsts))
 
     def queries(self, samples: Samples) -> np.ndarray:
         """Vectors (B, W) float32."""
@@ -159,6 +188,25 @@ class SavedPairs:
         columns = self.encoder.reading.columns
         arrays = [known.get(i, nothing(column, len(block))) for i, column in enumerate(columns)]
         return pa.table(arrays, names=[f"c{i}" for i in range(len(columns))])
+
+
+def names_in(reader: Reader) -> list[str]:
+    """The columns of the first file."""
+    reading, unit = reader.reading, reader.units[0]
+    if unit.form == PARQUET:
+        return [*parquet_names(unit.path, open_parquet(unit.path).schema_arrow), *reading.keys]
+    head = head_of(unit.path, encoding=reading.encoding)
+    return [*(reading.names or header_of(unit.path, head, reading.delimiter, reading.quote)), *reading.keys]
+
+
+def joined(parts: list[pa.Array]) -> pa.ChunkedArray:
+    """Values of one type, that of the first, as texts if others are not."""
+    if len({part.type for part in parts}) > 1:
+        try:
+            parts = [part.cast(parts[0].type) for part in parts]
+        except pa.ArrowException:
+            parts = [part.cast(pa.string()) for part in parts]
+    return pa.chunked_array(parts)
 
 
 def reader_of(given: Mapping[str, str], reading: Reading, keep: tuple[str, ...]) -> Reader:

@@ -12,14 +12,15 @@ import pyarrow as pa
 from hetmpi.checkpoint.manifest import read_manifest
 from hetmpi.data.features import NO_KEY
 from hetmpi.data.tabular import DataError, Encoder
-from hetmpi.data.tabular.convert import KEPT, NO_INTEGER, column_of, divided, hashes, integers, no_value, typed
-from hetmpi.data.tabular.dialect import POINT, is_utf8, with_points
+from hetmpi.data.tabular.convert import KEPT, column_of
+from hetmpi.data.tabular.dialect import POINT, with_points
 from hetmpi.data.tabular.encoder import VOCABULARY
 from hetmpi.data.tabular.kept import kind_of, typed_as
-from hetmpi.data.tabular.reading import HASH, StoredColumn
+from hetmpi.data.tabular.reading import StoredColumn
 from hetmpi.data.triples.names import TripleNames
 from hetmpi.errors import UserError, one_line
 from hetmpi.run.output import cannot_write, part_of
+from hetmpi.trained.coded_values import coded
 from hetmpi.trained.saved_model import WEIGHT, Saved, dense_state, encoder_of, saved_tables, write_rows
 from hetmpi.trained.saved_pairs import reader_of
 
@@ -155,25 +156,3 @@ def distinct_values(
     if num_bad_texts:
         print(f"hetmpi: {num_bad_texts:,} values are not UTF-8: left out", flush=True)
     return found
-
-
-def are_utf8(values: pa.Array) -> np.ndarray:
-    """Which values can be written as text (n,) bool."""
-    try:
-        values.cast(pa.string())
-    except pa.ArrowInvalid:
-        return np.array([text is None or is_utf8(text) for text in values.to_pylist()], bool)
-    return np.ones(len(values), bool)
-
-
-def coded(values: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray, int]:
-    """The values of a column, those of lists one after the other, without missing ones and texts that are not UTF-8;
-    their hashes or integers (n,) int64; the number of such texts."""
-    if column.is_list:
-        values = divided(values, column).flatten()
-    values = typed(values, pa.string())
-    is_bad = ~are_utf8(values)
-    codes = hashes(values, column.seed, missing) if column.as_ == HASH else integers(values, missing)[0]
-    none = no_value(column.seed) if column.as_ == HASH else NO_INTEGER
-    is_wanted = (codes != none) & ~is_bad
-    return values.filter(pa.array(is_wanted)), codes[is_wanted], int(is_bad.sum())

@@ -1,11 +1,12 @@
 """Retrieval: both models equal plain torch in one process, exact at s = 0, with candidates of all ranks."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from pairs import ITEMS, Pairs
+from pairs import ITEMS, TRAINED, VIEWED, Pairs
 from torch.nn.functional import layer_norm, normalize
 
 from hetmpi.data.batch import concatenate
@@ -64,7 +65,17 @@ class Plain:
         whole = self.source.train(0, self.source.num_train)
         keys = whole.ids[:, self.singles.index("item")].tolist()
         self.firsts = {key: whole[keys.index(key) : keys.index(key) + 1] for key in sorted(set(keys))}
-        self.shares = {key: keys.count(key) / len(keys) for key in self.firsts}
+        if self.is_sequence:
+            viewed = set(whole.bags[self.several.index("viewed")].values.tolist())
+            self.firsts |= {key: self.of_history(whole[:1], key) for key in sorted(viewed - set(self.firsts))}
+            self.firsts = dict(sorted(self.firsts.items()))
+        self.shares = {key: max(1, keys.count(key)) / len(keys) for key in self.firsts}
+
+    def of_history(self, sample, key):
+        """A sample with an item that stands in histories alone."""
+        ids = sample.ids.copy()
+        ids[0, self.singles.index("item")] = key
+        return replace(sample, ids=ids)
 
     def found(self, name, values):
         table = self.features[name].table
@@ -259,6 +270,15 @@ def test_the_catalogue_has_each_item_as_in_its_first_row(world, folder):
     prices = [first.dense[0, 1] for first in plain.firsts.values()]
     assert catalogue.samples.dense[:, 0].tolist() == prices
     assert catalogue.places(np.array([catalogue.keys[2], ITEMS + 999, -5])).tolist() == [2, -1, -1]
+
+
+def test_items_of_histories_are_in_the_catalogue_where_items_have_no_other_columns(world, folder):
+    training = made(folder, *SASREC, "steps=0")
+    catalogue, source, first = training.task.catalogue, training.source, training.task.columns.item.first
+    closed(training)
+    assert (catalogue.keys - first).tolist() == list(range(VIEWED))
+    assert (catalogue.counts > 0).sum() == TRAINED and catalogue.counts.sum() == source.num_train
+    assert catalogue.samples.ids[:, 0].tolist() == catalogue.keys.tolist() and len(catalogue.samples) == VIEWED
 
 
 def test_a_cache_within_its_bound_trains_as_well(world, folder):

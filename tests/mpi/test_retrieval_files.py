@@ -29,7 +29,7 @@ def log(num, seed, num_items):
     """Some rows have no item, or an empty history."""
     rng = np.random.default_rng(seed)
     items = rng.integers(num_items, size=num)
-    views = [[f"i{n}" for n in rng.integers(num_items, size=rng.integers(6))] for _ in range(num)]
+    views = [[f"i{n}" for n in rng.integers(num_items + 4, size=rng.integers(6))] for _ in range(num)]
     return pa.table({
         "user": [f"u{n}" for n in rng.integers(20, size=num)],
         "age": rng.normal(size=num),
@@ -71,7 +71,7 @@ def trained(folder, *overrides):
 def test_predict_finds_what_the_evaluation_has_found(world, folder, model):
     figures, checkpoint = trained(folder, *model)
     if world.rank == 0:
-        needed = ["item", "kind"] if model is TWO_TOWER else ["item"]
+        needed = ["item", "kind"] if model is TWO_TOWER else ["item", "viewed"]
         pq.write_table(log(300, 0, 40).select(needed), folder / "items.parquet")
         pq.write_table(log(90, 1, 50).drop_columns(["item", "kind"]), folder / "queries.parquet")
         export.main([str(checkpoint), str(folder / "out"), "items=parquet", f"data.path={folder}/items.parquet"])
@@ -85,6 +85,9 @@ def test_predict_finds_what_the_evaluation_has_found(world, folder, model):
     table, held_out, best = pq.read_table(items), log(90, 1, 50), pq.read_table(folder / "best.parquet")
     vectors = np.load(folder / "out/items.npy")
     values = [text for text in dict.fromkeys(log(300, 0, 40)["item"].to_pylist()) if text is not None]
+    if model is SASREC:  # also the items of histories
+        values = list(dict.fromkeys([*values, *log(300, 0, 40)["viewed"].combine_chunks().flatten().to_pylist()]))
+        assert len(values) == 44
     assert table["item"].to_pylist() == values == (folder / "out/items.names.txt").read_text().split()
     assert table["vector"].combine_chunks().flatten().to_numpy().tolist() == vectors.reshape(-1).tolist()
     assert best["user"].to_pylist() == held_out["user"].to_pylist()

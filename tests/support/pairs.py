@@ -6,7 +6,7 @@ import numpy as np
 from hetmpi.data.batch import Bag, Samples
 from hetmpi.data.features import FeatureRequest, arrange
 
-ITEMS, TRAINED, MOST_VALUES = 40, 36, 5  # the last items are in held-out rows alone
+ITEMS, TRAINED, VIEWED, MOST_VALUES = 44, 36, 40, 5  # of histories; the last items are in held-out rows alone
 WANTED = [
     FeatureRequest("user", 50),
     FeatureRequest("kind", 8, dim=4),
@@ -49,6 +49,7 @@ class Pairs:
 
     def _bag(self, feature, drawn):
         sizes = [int(rng.integers(MOST_VALUES + 1)) for rng in drawn]
-        values = [feature.first + rng.integers(feature.rows, size=size) for rng, size in zip(drawn, sizes)]
+        num = VIEWED if feature.name == "viewed" else feature.rows
+        values = [feature.first + rng.integers(num, size=size) for rng, size in zip(drawn, sizes)]
         values = np.concatenate([np.empty(0, np.int64), *values])
         return Bag(values, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))

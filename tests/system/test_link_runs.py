@@ -65,7 +65,7 @@ def test_few_triples_are_trained_answered_exported_and_start_another_run(tmp_pat
         ([], "hetmpi predict takes data.path=QUESTIONS"),
         (["data.path={}/q1", "split=train"], "not split"),
         (["data.path={}/q1", "top=0"], "top must be an integer from 1 to 16,384, got 0"),
-        (["data.path={}/q1", "without={}/q1"], "q1: there is no such folder"),
+        (["data.path={}/q1", "without={}/q1"], "q1: the name of a file of triples ends in .txt, .tsv"),
         (["data.path={}/q1", "without={}/others"], "the model has the names of none of its 2 triples"),
     ],
 )
