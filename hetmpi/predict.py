@@ -96,6 +96,7 @@ from hetmpi.trained.saved_model import (
 )
 from hetmpi.trained.saved_pairs import OF_FILES, find_kept_types, is_of_pairs, reader_of
 from hetmpi.world.launch import launch
+from hetmpi.world.same_files import check_same_files
 from hetmpi.world.world import World
 
 BATCH_SIZE = 4096
@@ -276,6 +277,7 @@ class Prediction:
             raise UserError(f"predict.keep: {repeated.pop()} would be in the result twice")
         self.coverage = Coverage(self.encoder)
         self.reader = reader_of(given, self.encoder.reading, tuple(self.keep))
+        check_same_files(self.world, self.reader.files)
         find_kept_types(self.world, self.reader)
 
         def part(unit):

@@ -17,6 +17,14 @@ def absolute(path: str, key: str = "data.path") -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
+def all_files(folder: str) -> list[str]:
+    """Paths of the files in a folder and those below it, in order; a file's own."""
+    if not os.path.isdir(folder):
+        return [folder]
+    found = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in found if ".part-" not in path)
+
+
 def first_line(error: Exception) -> str:
     """The first line of an error's text, without its last point, in characters that can be printed."""
     lines = str(error).splitlines() or [type(error).__name__]

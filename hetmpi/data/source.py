@@ -21,6 +21,8 @@ class Source(Protocol):
     num_train  samples of one epoch; None: the stream never repeats
     num_valid  held-out samples
     is_valid_random  whether the first held-out samples are a random sample of all (optional)
+    files()    paths of the files that all ranks read, which must be the same (optional)
+    contents   name -> hash of what was read, which must be the same on all ranks (optional)
 
     The attributes are valid after `prepare`."""
 

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hetmpi import _C
 from hetmpi.checkpoint.checkpoints import Position
+from hetmpi.data.files import all_files
 from hetmpi.data.source import Source
 from hetmpi.data.tabular.stream import Ranks, Stream
 from hetmpi.dense import DenseOptimizer
@@ -45,6 +46,7 @@ from hetmpi.table.vocabulary import Vocabulary
 from hetmpi.tasks.task import Task
 from hetmpi.world.memory import free_memory, refuse_if_short, size_text
 from hetmpi.world.mpi import MPI
+from hetmpi.world.same_files import File, check_same_entries, check_same_files, times_of
 from hetmpi.world.world import World
 
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -169,11 +171,23 @@ def prepare(source: Source, world: World, config: DictConfig, resumed: tuple | N
             if stream_of(source) is not None:
                 stream_of(source).open(ranks, resumed)
             else:
-                source.prepare(ranks.rank, ranks.size, ranks.barrier)
+                prepare_files(source, world)
     except OSError as error:
         if type(source).__module__.startswith("hetmpi."):
             raise UserError(f"data={config.data_name}: {error}") from error
         raise
+
+
+def prepare_files(source: Source, world: World):
+    """Prepares a source, and compares over the ranks what it reads. Collective. Raises UserError."""
+    if hasattr(source, "files"):
+        check_same_files(world, source.files)
+    if hasattr(source, "times"):  # copies on the disks of nodes may have others
+        source.times = world.from_first(lambda: times_of(source.files))
+    ranks = ranks_of(world)
+    source.prepare(ranks.rank, ranks.size, ranks.barrier)
+    contents = getattr(source, "contents", {})
+    check_same_entries(world, [File(name, 0, digest) for name, digest in contents.items()])
 
 
 def stream_of(source: Source) -> Stream | None:
@@ -182,7 +196,10 @@ def stream_of(source: Source) -> Stream | None:
 
 
 def ranks_of(world: World) -> Ranks:
-    return Ranks(world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"), world.from_first)
+    return Ranks(
+        world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"), world.from_first,
+        partial(check_same_files, world),
+    )  # fmt: skip
 
 
 def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
@@ -392,6 +409,8 @@ def fill_tables(config: DictConfig, tables: TableGroup, source: Source) -> int:
     """Fills the rows in the files that table.init_from names, and returns their number. Collective. Raises UserError on
     every rank as fill_from does."""
     encoder, folders = getattr(source, "encoder", None), folders_of(config.table.init_from)
+    world = next(iter(tables.values())).world
+    check_same_files(world, lambda: [path for place in folders for path in all_files(str(place.absolute()))])
     if (folders[0] / IDS).exists() and hasattr(encoder, "open_columns"):
         seeds = {name: encoder.coders[name].seed for name in encoder.open_columns()}
         return fill_ids(tables, folders, encoder.open_columns(), seeds)

@@ -18,6 +18,7 @@ from hetmpi.errors import UserError, one_line
 from hetmpi.run.output import cannot_write, part_of, rows_to
 from hetmpi.trained.link_answers import NOBODY, Best
 from hetmpi.trained.saved_pairs import SavedPairs, find_kept_types
+from hetmpi.world.same_files import check_same_files
 from hetmpi.world.world import World
 
 VECTOR, ITEMS, SCORES = "vector", "items", "scores"
@@ -97,6 +98,7 @@ class BestItems:
         Raises UserError."""
         self.world, self.saved, self.keep = world, SavedPairs(checkpoint, allow), keep
         self.reader = self.saved.reader(given, self.saved.columns.queries, keep)
+        check_same_files(world, lambda: [*self.reader.files(), str(items)])
         find_kept_types(world, self.reader)
         self.values, self.vectors = read_items(items, self.saved)
         self.top = min(top, len(self.values))

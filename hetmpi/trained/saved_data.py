@@ -47,8 +47,7 @@ def source_of(world: World, manifest: dict, overrides: list[str], config_dir: st
             raise UserError(f"give {', '.join(f'{key}=...' for key in sorted(missing))}")
         data: DictConfig = OmegaConf.create(OmegaConf.to_container(config.data, resolve=True))
     source = build.make(data)
-    ranks = build.ranks_of(world)
-    source.prepare(ranks.rank, ranks.size, ranks.barrier)
+    build.prepare_files(source, world)
     return source
 
 

@@ -349,3 +349,19 @@ def test_every_command_that_run_sh_tells_of_does_something():
     found = re.findall(r"^    ([a-z-]+(?: \| [a-z-]+)*)\) (?:exec|cd|launch|run_|echo)", text, re.MULTILINE)
     branches = [name for names in found for name in names.split(" | ")]
     assert len(branches) == 14 and set(told) == set(branches)
+
+
+@pytest.mark.parametrize("kind", ["triples", "tabular"])
+def test_ranks_that_read_copies_in_another_order(tmp_path, kind):
+    for number in range(2):
+        folder = tmp_path / f"{number}/data"
+        folder.mkdir(parents=True)
+        lines = [f"e{i % 9}\tr\te{i % 7}\n" for i in range(60)]
+        lines = lines[::-1] if number else lines
+        (folder / "train.txt").write_text("".join(["head\tclick\ttail\n"] * (kind == "tabular") + lines))
+    more = ["data=triples"] if kind == "triples" else ["data=tabular", "data.label=click", "data.positive=[r]"]
+    command = [sys.executable, "-m", "hetmpi.train", *more, "data.path=data", "device=cpu", f"data.cache={tmp_path}"]
+    command = [text for text in command if kind == "tabular" or not text.startswith("data.cache")]
+    ranks = [["-n", "1", "-wdir", str(tmp_path / str(number)), *command] for number in range(2)]
+    outcome = run([mpiexec(), *ranks[0], ":", *ranks[1]])
+    check_refused(outcome, "train.txt has another content on rank 1 on ")

@@ -318,6 +318,15 @@ def test_other_rules_have_another_folder_and_do_not_erase_the_first(tmp_path):
     assert second.folder != first.folder and contents(first.folder) == kept
 
 
+def test_copies_with_other_times_of_change_are_those_that_the_first_rank_prepares(tmp_path):
+    path = write(tmp_path / "a.csv", text_of(table_of()))
+    first, other = (Tabular(str(path), 0, "click", cache=str(tmp_path / "cache"), columns=[TAGS]) for _ in range(2))
+    names = first._job(0, lambda: None, print)[0].names
+    first.times = {str(path): path.stat().st_mtime_ns}
+    os.utime(path, (1, 1))
+    assert first._job(0, lambda: None, print)[0].names == names != other._job(0, lambda: None, print)[0].names
+
+
 def test_rows_and_transforms_need_no_other_preparation(tmp_path):
     path = write(tmp_path / "a.csv", text_of(table_of()))
     first = source_of(path, tmp_path / "cache", columns=[TAGS])

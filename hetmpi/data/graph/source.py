@@ -154,7 +154,7 @@ class GraphData:
             self._weighted = WeightedSampler(graph, self.fanout, self.replace, self.seed)
         self.num_rows, self.field_rows = graph.num_rows, graph.field_rows
         self.labels, self.split, self.class_names = graph.labels, graph.split, graph.class_names
-        self.digests = graph.digests
+        self.digests = self.contents = graph.digests
         self.num_classes, self.num_dense = graph.num_classes, graph.dense.shape[1]
         self.is_multilabel = graph.labels.ndim == 2
         self.max_ids = int(np.diff(graph.id_offsets).max())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 import re
@@ -16,7 +17,7 @@ import xxhash
 from hetmpi.data.batch import Samples, concatenate
 from hetmpi.data.checked import Damaged, read_json
 from hetmpi.data.features import SEQUENCE, TABLE
-from hetmpi.data.files import DataError, absolute
+from hetmpi.data.files import DataError, absolute, all_files
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import classes, vocabulary
 from hetmpi.data.tabular.convert import KEPT, no_value
@@ -74,6 +75,9 @@ class Tabular:
 
     Call `prepare` first: it sets features, tables, num_features, num_dense, dense_names, num_train, num_valid and
     encoder; and for one table and features of one value num_fields, num_rows and field_rows.
+
+    times     path -> time of change in nanoseconds, where it is not that of this rank's file
+    contents  name -> hash of what was read, the same on every rank
     """
 
     name = "tabular"
@@ -152,9 +156,19 @@ class Tabular:
         self.cache, self.shuffle, self.is_valid_random = cache, shuffle, shuffle
         self.rows_per_value, self.max_field_rows = rows_per_value, max_field_rows
         self.folder = absolute(path) if is_prepared(path) else None
+        self.times: Mapping[str, int] = {}
+        self.contents: dict[str, str] = {}
         self._cure: str | None = None  # of held-out rows that are few
         self._conflicts: Mapping[str, str] = {}
         self.stream = Stream(self) if check_follow(follow, path, self.valid_rule) else None
+
+    def files(self) -> list[str]:
+        """Paths of the files that all ranks read. Raises DataError."""
+        if self.folder is not None:
+            return all_files(self.folder)
+        return list_files(self.path) + (
+            list_files(self.valid_rule, "data.valid") if isinstance(self.valid_rule, str) else []
+        )
 
     def prepare(self, rank: int, size: int, barrier: Callable[[], None], report: Callable[[str], None] = print) -> None:
         """Prepares missing units, rank `rank` of `size` its share, and opens the data. Collective.
@@ -227,6 +241,7 @@ class Tabular:
         else:
             share = float(self.valid_rule)
         units = list_units(train, valid, UNIT_BYTES, self.dialect.encoding)
+        units = [replace(unit, mtime_ns=self.times.get(unit.path, unit.mtime_ns)) for unit in units]
         if not units:
             raise DataError(f"data.path={self.path} is empty")
         layout = self._layout(list(dict.fromkeys(unit.path for unit in units)), last, rank, barrier)
@@ -305,6 +320,7 @@ class Tabular:
 
     def _open(self, rank: int, size: int, barrier, report) -> None:
         manifest = read_json(self.folder, "manifest.json")
+        self.contents = {"manifest.json": xxhash.xxh3_128_hexdigest(json.dumps(manifest).encode())}
         reading = Reading.from_json(manifest["reading"])
         columns = resolve(self.rules, manifest["types"], reading.not_features, reading.split and reading.split[0])
         is_other = self.labels not in ((), reading.labels) or self.sample_weight not in (None, reading.sample_weight)
@@ -509,6 +525,10 @@ class Reader:
                     f"{self.path}, column {one_line(name)}: not UTF-8, written as bytes: data.encoding=latin-1, or "
                     "another name, makes it text"
                 )
+
+    def files(self) -> list[str]:
+        """Paths of the files, in order."""
+        return list(dict.fromkeys(unit.path for unit in self.units))
 
     def blocks(self, unit: Unit) -> Iterator[pa.Table]:
         """The good rows of a unit. Raises DataError."""

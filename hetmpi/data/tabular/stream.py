@@ -55,12 +55,14 @@ DEFAULT_VALID = 0.1  # of Tabular
 @dataclass(frozen=True)
 class Ranks:
     """Those that read a stream together. barrier(): waits for all. from_first(call): what `call` returns on the first
-    rank; its UserError is raised on all."""
+    rank; its UserError is raised on all. check_files(files): raises one on all unless all see the same files(), paths.
+    """
 
     rank: int
     size: int
     barrier: Callable[[], None]
     from_first: Callable[[Callable[[], Any]], Any]
+    check_files: Callable[[Callable[[], list[str]]], None] = lambda files: None
 
 
 class StreamFile:
@@ -152,6 +154,7 @@ class Stream:
     def add(self, name: str, ranks: Ranks) -> bool:
         """Opens the next file, and returns whether it has samples. Collective. Raises DataError."""
         path, source, num, manifest = self._path(name), self._source, 0, {}
+        ranks.check_files(lambda: [path])
         with enough_memory(path), reading(path), contextlib.suppress(NoRows):
             size, units = os.path.getsize(path), list_units([path], [], UNIT_BYTES, source.dialect.encoding)
             manifest = self._prepared(path, units, ranks) if units else {}

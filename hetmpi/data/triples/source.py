@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from hetmpi.data.files import absolute
 from hetmpi.data.source import check_slice
 from hetmpi.data.triples.held_out import MOST_HELD_OUT, divided
 from hetmpi.data.triples.names import TripleNames
-from hetmpi.data.triples.reading import PARTS, Triples, read_triples
+from hetmpi.data.triples.reading import PARTS, SUFFIXES, Triples, read_triples
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number, one_line
 
+SUFFIXES_READ = (*SUFFIXES, ".dict")
 CACHED_EPOCHS = 2  # orders of the training triples
 VALID_SEED = 2022  # of the order of held-out triples, the same in all runs
 HEAD, TAIL = 0, 1  # side of a triple that a question asks for
@@ -71,6 +74,10 @@ class TripleData:
         """The triples, the same on every rank. Raises UserError."""
         raise NotImplementedError
 
+    def files(self) -> list[str]:
+        """Paths of the files that all ranks read. Raises UserError."""
+        return []
+
     def prepare(self, rank: int, size: int, barrier: Callable[[], None], report: Callable[[str], None] = print) -> None:
         """Rank 0 reads the data first, so that one rank reports an error; then all others do. Collective."""
         if rank == 0:
@@ -84,6 +91,7 @@ class TripleData:
 
     def _take(self, triples: Triples):
         self.parts, self.entities, self.relations = triples.parts, triples.entities, triples.relations
+        self.contents = {f"{part} triples": xxhash.xxh3_128_hexdigest(found) for part, found in triples.parts.items()}
         self.num_entities, self.num_relations = len(self.entities), len(self.relations)
         self.num_train, self.num_valid = len(self.parts["train"]), len(self.parts["valid"])
         train, weights = self.parts["train"], triples.weights
@@ -183,3 +191,8 @@ class TripleFiles(TripleData):
             if len(found.parts[part]):
                 raise UserError(f"data.held_out: {one_line(self.path)} has a part {part}: leave data.held_out out")
         return divided(found, self.held_out, self.seed)
+
+    def files(self) -> list[str]:
+        path = absolute(self.path)
+        names = os.listdir(path) if os.path.isdir(path) else []
+        return [os.path.join(path, name) for name in sorted(names) if name.endswith(SUFFIXES_READ)] or [path]

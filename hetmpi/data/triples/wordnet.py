@@ -43,6 +43,9 @@ class WordNet(TripleData):
         check_number("data.held_out", held_out, 0, 0.4)
         self.path, self.held_out = path, held_out
 
+    def files(self) -> list[str]:
+        return [os.path.join(absolute(self.path), file) for file in FILES.values()]
+
     def read(self) -> Triples:
         folder, found = absolute(self.path), []
         numbers: dict[tuple[str, bytes], int] = {}
