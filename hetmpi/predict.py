@@ -24,9 +24,9 @@ hidden layer, with hidden=true.
 hetmpi predict CHECKPOINT data.path=QUESTIONS out=OUT.parquet [top=10] [without=FOLDER]
 
 The fourth form, for a model of links, answers questions: a line each of head, relation and tail, with tabs between,
-where ? stands for what is asked. Columns: head, relation and tail; asked, head or tail; rank of the answer among all
-entities, from 1; score. without=FOLDER leaves out the answers that the triples in FOLDER have (docs/
-knowledge_graphs.md).
+where ? stands for what is asked; a line without ? asks for the score of a triple. Columns: head, relation and tail;
+asked: head, relation, tail or score; rank of the answer, from 1; score. without=FOLDER leaves out the answers that the
+triples in FOLDER have (docs/knowledge_graphs.md).
 
 hetmpi predict CHECKPOINT data.path=FILES items=ITEMS.parquet out=OUT.parquet [top=10] [predict.keep=[NAME,...]]
     [data.delimiter=C] [data.max_bad_rows=N]

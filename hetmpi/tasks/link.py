@@ -30,6 +30,7 @@ HITS = (1, 3, 10)
 MOST_NEGATIVES = 1 << 20
 NEGATIVES, RANKED_AMONG = 3, 4  # streams of random numbers
 KINDS = ("1_to_1", "1_to_n", "n_to_1", "n_to_n")  # heads to tails
+MOST_RELATIONS = 1000  # whose metrics are written
 MANY = 1.5  # several: at least so many (Bordes et al., 2013)
 
 
@@ -313,9 +314,10 @@ class LinkPrediction(Task):
         return random.choice(self.source.num_entities, self.ranked_among, replace=False)
 
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
-        """mrr, mr, hits_at_1, hits_at_3, hits_at_10, over heads and tails; sampled_mrr, ..., where ranks are among
-        some entities."""
-        found = figures_of(columns[0] if columns else np.empty((0, 2)))
+        """mrr, mr, hits_at_1, hits_at_3, hits_at_10, over heads and tails, mrr_heads and mrr_tails; sampled_mrr, ...,
+        where ranks are among some entities."""
+        ranks = columns[0] if columns else np.empty((0, 2))
+        found = figures_of(ranks) | mrr_by_side(ranks)
         return found if self.ranked_among is None else {f"sampled_{name}": value for name, value in found.items()}
 
     def without_figures(self, columns: list[np.ndarray]) -> str | None:
@@ -330,7 +332,7 @@ class LinkPrediction(Task):
         why = "for all ranks to evaluate the test triples"
         ranks = ranks_of(evaluation, triples, self.source.known(ALL), why)
         is_seen = self.source.is_seen[triples[:, [0, 2]]].all(1)
-        found = {f"test_{name}": value for name, value in figures_of(ranks).items()}
+        found = {f"test_{name}": value for name, value in (figures_of(ranks) | mrr_by_side(ranks)).items()}
         found["test_unseen"] = int((~is_seen).sum())
         if not is_seen.all():
             found["test_mrr_seen"] = figures_of(ranks[is_seen])["mrr"]
@@ -338,7 +340,17 @@ class LinkPrediction(Task):
         for number in np.unique(kinds).tolist():
             if number < len(KINDS):
                 found[f"test_mrr_{KINDS[number]}"] = figures_of(ranks[kinds == number])["mrr"]
+        found["test_mrr_of_relations"] = self._of_relations(triples[:, 1], ranks)
         return found if evaluation.world.rank == 0 else {}
+
+    def _of_relations(self, relations: np.ndarray, ranks: np.ndarray) -> dict[str, float]:
+        """The MRR (mean reciprocal rank) of the triples of each relation, by its name, the most frequent first. ranks
+        (n, 2)."""
+        counts = np.bincount(relations, minlength=self.source.num_relations)
+        sums = np.bincount(relations, (1 / ranks).mean(1), self.source.num_relations)
+        names = getattr(self.source, "relations", [str(number) for number in range(len(counts))])
+        order = [number for number in np.argsort(-counts, kind="stable").tolist() if counts[number]][:MOST_RELATIONS]
+        return {one_line(names[number], 80): float(sums[number] / counts[number]) for number in order}
 
     def predict_settings(self, is_of_files: bool) -> str | None:
         return "data.path=QUESTIONS out=OUT.parquet" if is_of_files else None
@@ -353,6 +365,12 @@ def figures_of(ranks: np.ndarray) -> dict[str, float | None]:
         return dict.fromkeys(("mrr", "mr", *(f"hits_at_{k}" for k in HITS)))
     hits = {f"hits_at_{k}": float((ranks <= k).mean()) for k in HITS}
     return {"mrr": float((1 / ranks).mean()), "mr": float(ranks.mean()), **hits}
+
+
+def mrr_by_side(ranks: np.ndarray) -> dict[str, float | None]:
+    """The MRR of heads and of tails, of ranks (n, 2); None without ranks."""
+    means = (1 / ranks).mean(0).tolist() if len(ranks) else [None, None]
+    return dict(zip(("mrr_heads", "mrr_tails"), means))
 
 
 def relation_kinds(triples: np.ndarray, num_relations: int) -> np.ndarray:

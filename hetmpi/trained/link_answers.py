@@ -1,7 +1,9 @@
-"""The best answers of a checkpoint's model to questions about links, by the names of entities and relations.
+"""The best answers of a checkpoint's model to questions about links, by the names of entities and relations, and the
+scores of triples.
 
-Each rank scores its share of the entities against all questions; rank 0 merges their best. A block of entities has the
-same rows on any number of ranks, so its scores have the same bits.
+Each rank scores its share of the entities against all questions; rank 0 merges their best, and scores the relations of
+questions for these, and triples. A block of entities has the same rows on any number of ranks, so its scores have the
+same bits.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ BLOCK_ROWS = 1 << 14
 LARGEST_TOP = BLOCK_ROWS
 MOST_ANSWERS = 1 << 24  # together
 NOBODY = -1  # in place of an entity
+BETWEEN, GIVEN = 2, 3  # sides of a question for a relation, and of a triple
+ASKED_NAMES = ("head", "tail", "relation", "score")  # by side
+PAIRS = 1 << 14  # triples scored at a time
 
 
 class LinkAnswers:
@@ -50,14 +55,20 @@ class LinkAnswers:
         if not isinstance(names, TripleNames) or len(names.entities) != self.saved[ENTITY].num_rows:
             raise UserError(f"{checkpoint} has no names of its entities: predict needs them")
         self.names, self.numbers = names, names.numbers
-        columns = manifest["data_config"].get("columns") if isinstance(manifest.get("data_config"), dict) else None
-        self.known = None if without is None else world.from_first(lambda: self._known(without, columns))
+        config = manifest["data_config"] if isinstance(manifest.get("data_config"), dict) else {}
+        how = config.get("columns"), config.get("delimiter")
+        known = None if without is None else world.from_first(lambda: self._known(without, *how))
+        self.known = self.known_relations = None
+        if known is not None:
+            self.known, self.known_relations = (
+                KnownAnswers(known[:, columns], len(names.entities)) for columns in ([0, 1, 2], [0, 2, 1])
+            )
 
-    def _known(self, folder: str, columns) -> KnownAnswers:
-        """The answers in a folder of triples. columns: as of the training's data. Says how many triples have names that
-        the model lacks. Raises UserError if all have."""
+    def _known(self, folder: str, columns, delimiter) -> np.ndarray:
+        """The triples (n, 3) int64 in a folder. columns, delimiter: as of the training's data. Says how many triples
+        have names that the model lacks. Raises UserError if all have."""
         try:
-            found = TripleFiles(folder, 0, columns).read()
+            found = TripleFiles(folder, 0, columns, delimiter).read()
         except DataError as error:
             raise UserError(str(error).replace("data.path", "without", 1)) from error
         triples = np.concatenate(list(found.parts.values()))
@@ -72,15 +83,15 @@ class LinkAnswers:
         if not is_known.all():
             lacking = f"{int((~is_known).sum()):,} of {len(numbers):,} triples have names that the model lacks"
             print(f"hetmpi: warning: without={folder}: {lacking}", flush=True)
-        return KnownAnswers(numbers[is_known], len(self.names.entities))
+        return numbers[is_known]
 
     def write(self, questions: str, out: Path, top: int) -> int:
-        """Writes the `top` best answers to each question in a file as Parquet: head, relation, tail, asked (head or
-        tail), rank from 1, score. Returns the number of questions on rank 0. Raises UserError for a question that
-        cannot be read, with its line, and if the file cannot be written."""
+        """Writes the `top` best answers to each question in a file as Parquet: head, relation, tail, asked (head, tail
+        or relation; score for a triple), rank from 1, score. Returns the number of questions on rank 0. Raises
+        UserError for a question that cannot be read, with its line, and if the file cannot be written."""
         torch.set_num_threads(1)  # sums of more threads have other roundings
         asked = self.world.from_first(lambda: list(self._read(questions)))
-        top = min(top, len(self.names.entities))
+        top = min(top, max(len(self.names.entities), len(self.names.relations)))
         num = max(QUESTIONS, min(TOGETHER, MOST_ANSWERS // top))
         tables = (self._answered(asked[i : i + num], top) for i in range(0, len(asked), num))
         if self.world.rank > 0:
@@ -94,17 +105,24 @@ class LinkAnswers:
             writer.close()
         return len(asked)
 
-    def _read(self, path: str) -> Iterator[tuple[int, int, int]]:
-        """(side, entity, relation) of each line: head, relation and tail with tabs between, ? for what is asked."""
+    def _read(self, path: str) -> Iterator[tuple[int, int, int, int]]:
+        """(side, entity, relation, further entity) of each line: head, relation and tail with tabs between, ? for what
+        is asked. Of questions for a relation, and of triples, both entities are known; NOBODY for what is not."""
         num = 0
         for place, line in lines_of(absolute(path)):
             values = [value.strip(BLANKS) for value in line.split(b"\t")]
             check_columns(values, 3, place, "head, relation and tail with tabs between")
-            if (values[0] == ASKED) == (values[2] == ASKED) or values[1] == ASKED:
-                raise DataError(f"{place}: put ? in the place of the head or of the tail, and of nothing else")
-            side = HEAD if values[0] == ASKED else TAIL
+            if values.count(ASKED) > 1:
+                raise DataError(
+                    f"{place}: put ? in the place of the head, the relation or the tail, and of nothing else"
+                )
+            side = (HEAD, BETWEEN, TAIL)[values.index(ASKED)] if ASKED in values else GIVEN
             num += 1
-            yield side, self._number(ENTITY, values[2 - 2 * side], place), self._number(RELATION, values[1], place)
+            head, relation, tail = (
+                NOBODY if name == ASKED else self._number(table, name, place)
+                for table, name in zip((ENTITY, RELATION, ENTITY), values)
+            )
+            yield (side, tail, relation, NOBODY) if side == HEAD else (side, head, relation, tail)
         if num == 0:
             raise DataError(f"data.path={path} has no questions")
 
@@ -114,12 +132,48 @@ class LinkAnswers:
             raise DataError(f"{place}: the model has no {table} {text_of(name)}")
         return number
 
-    def _answered(self, asked: list[tuple[int, int, int]], top: int) -> pa.Table | None:
+    def _answered(self, asked: list[tuple[int, int, int, int]], top: int) -> pa.Table | None:
         """The answers to questions, on rank 0. Collective."""
-        sides, known, relations = np.array(asked, np.int64).T
+        asked = np.array(asked, np.int64)
+        is_of_entities = asked[:, 0] < BETWEEN
+        found = self._entities(asked[is_of_entities, :3], top) if is_of_entities.any() else None
+        if self.world.rank > 0:
+            return None
+        answers, scores = np.full((len(asked), top), NOBODY), np.full((len(asked), top), -np.inf, np.float32)
+        if found is not None:
+            answers[is_of_entities], scores[is_of_entities] = found
+        for place in np.flatnonzero(asked[:, 0] == BETWEEN).tolist():
+            best = self._relations(*asked[place, [1, 3]].tolist(), top)
+            answers[place, : len(best[0])], scores[place, : len(best[0])] = best
+        is_given = asked[:, 0] == GIVEN
+        answers[is_given, 0], scores[is_given, 0] = asked[is_given, 3], self._scores(*asked[is_given, 1:].T)
+        return self._table(asked, answers, scores)
+
+    @torch.no_grad()
+    def _scores(self, heads: np.ndarray, relations: np.ndarray, tails: np.ndarray) -> np.ndarray:
+        """The scores (n,) float32 of triples, as of their tails."""
+        scores = np.empty(len(heads), np.float32)
+        for part in (slice(i, i + PAIRS) for i in range(0, len(heads), PAIRS)):
+            queries = self._queries(np.full(len(heads[part]), TAIL), heads[part], relations[part])
+            scores[part] = self.model.pairs(queries, self._rows(ENTITY, tails[part])).numpy()
+        return np.nan_to_num(scores, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+
+    def _relations(self, head: int, tail: int, top: int) -> tuple[np.ndarray, np.ndarray]:
+        """The best relations between two entities, and their scores."""
+        relations = np.arange(len(self.names.relations))
+        if self.known_relations is not None:
+            of_both = self.known_relations.of(TAIL, np.array([head]), np.array([tail]))[1]
+            relations = np.setdiff1d(relations, of_both)
+        scores = self._scores(np.full(len(relations), head), relations, np.full(len(relations), tail))
+        order = np.argsort(-scores, kind="stable")[:top]
+        return relations[order], scores[order]
+
+    def _entities(self, asked: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """The best entities (q, top) for questions (q, 3): side, entity, relation; and their scores, on rank 0.
+        Collective."""
         best = [Best(len(part), top) for part in self._parts(asked)]
-        queries = [self._queries(*part.T) for part in self._parts(np.array(asked, np.int64))]
-        hidden = [self._hidden(*part.T) for part in self._parts(np.array(asked, np.int64))]
+        queries = [self._queries(*part.T) for part in self._parts(asked)]
+        hidden = [self._hidden(*part.T) for part in self._parts(asked)]
         num, step = self.saved[ENTITY].num_rows, self.world.size * BLOCK_ROWS
         for begin in range(self.world.rank * BLOCK_ROWS, num, step):
             rows = self._rows(ENTITY, np.arange(begin, min(begin + BLOCK_ROWS, num)))
@@ -133,7 +187,7 @@ class LinkAnswers:
         if gathered is None:
             return None
         merged = [merged_best(found, top) for found in zip(*gathered)]
-        return self._table(sides, known, relations, *map(np.concatenate, zip(*merged)))
+        return tuple(map(np.concatenate, zip(*merged)))
 
     @staticmethod
     def _parts(asked: Sequence) -> list:
@@ -164,17 +218,20 @@ class LinkAnswers:
         self.saved[table].read(unique, rows)
         return torch.from_numpy(rows if len(unique) == len(keys) and (unique == keys).all() else rows[places])
 
-    def _table(self, sides, known, relations, entities: np.ndarray, scores: np.ndarray) -> pa.Table:
-        """entities, scores (q, top): NOBODY for a missing answer."""
-        questions, places = np.nonzero(entities != NOBODY)
-        answers, side = entities[questions, places], sides[questions]
-        names = np.array(self.names.entities, object)
-        given, found = names[known[questions]], names[answers]
+    def _table(self, asked: np.ndarray, found: np.ndarray, scores: np.ndarray) -> pa.Table:
+        """asked (q, 4) as of _read(). found (q, top): entities, of questions for a relation relations, NOBODY for a
+        missing answer; scores (q, top)."""
+        questions, places = np.nonzero(found != NOBODY)
+        side, known, relation, further = asked[questions].T
+        answers = found[questions, places]
+        heads = np.where(side == HEAD, answers, known)
+        tails = np.where(side == HEAD, known, np.where(side == TAIL, answers, further))
+        entities, relations = np.array(self.names.entities, object), np.array(self.names.relations, object)
         return pa.table({
-            "head": pa.array(np.where(side == HEAD, found, given), pa.string()),
-            "relation": pa.array(np.array(self.names.relations, object)[relations[questions]], pa.string()),
-            "tail": pa.array(np.where(side == HEAD, given, found), pa.string()),
-            "asked": pa.array(np.where(side == HEAD, "head", "tail")),
+            "head": pa.array(entities[heads], pa.string()),
+            "relation": pa.array(relations[np.where(side == BETWEEN, answers, relation)], pa.string()),
+            "tail": pa.array(entities[tails], pa.string()),
+            "asked": pa.array(np.array(ASKED_NAMES)[side]),
             "rank": pa.array(places + 1, pa.int32()),
             "score": pa.array(scores[questions, places], pa.float32()),
         })  # fmt: skip

@@ -160,6 +160,41 @@ def test_answers_are_the_best_of_all_scores_by_name(world, folder, model, leaves
         assert (np.diff([one["score"] for one in mine]) <= 0).all()
 
 
+@pytest.mark.parametrize("model", ["rotate", "complex reciprocal"])
+@pytest.mark.parametrize("leaves_out", [False, True])
+def test_relations_of_two_entities_and_scores_of_triples_are_those_of_all_scores(world, folder, model, leaves_out):
+    training = made(folder, *MODELS[model])
+    training.run()
+    parts, rows = training.source.parts, closed(training)
+    triples = parts["test"][:4].tolist()
+    if world.rank == 0:
+        lines = [f"e{h}\t?\te{t}\ne{h}\tr{r}\te{t}\n" for h, r, t in triples]
+        (folder / "questions").write_text("".join([*lines, "e1\tr0\t?\n"]))
+        (folder / "known").mkdir()
+        (folder / "known/train.txt").write_text("".join(f"e{h}\tr{r}\te{t}\n" for h, r, t in triples[:2]))
+    world.comm.Barrier()
+    [checkpoint] = (folder / "checkpoints").glob("step-*")
+    num_relations = len(rows["relation"])
+    answers = LinkAnswers(world, checkpoint, f"{folder}/known" if leaves_out else None)
+    assert answers.write(f"{folder}/questions", folder / "out.parquet", 5) == (9 if world.rank == 0 else 0)
+    if world.rank > 0:
+        return
+    found = pq.read_table(folder / "out.parquet").to_pylist()
+    for number, (h, r, t) in enumerate(triples):
+        of_triple = {"head": f"e{h}", "tail": f"e{t}"}
+        scores = np.array([all_scores(model, rows, 1, h, relation, t)[t] for relation in range(num_relations)])
+        [given] = [one for one in found if one.items() >= {**of_triple, "relation": f"r{r}", "asked": "score"}.items()]
+        assert given["score"] == pytest.approx(scores[r], abs=1e-4) and given["rank"] == 1
+        best = [one for one in found if one.items() >= {**of_triple, "asked": "relation"}.items()]
+        relations = [int(one["relation"][1:]) for one in best]
+        expected = [one for one in np.argsort(-scores).tolist() if not (leaves_out and number < 2 and one == r)][:5]
+        assert np.allclose(scores[relations], scores[expected], atol=1e-4) and len(set(relations)) == len(expected)
+        assert np.allclose([one["score"] for one in best], scores[relations], atol=1e-4)
+        assert [one["rank"] for one in best] == list(range(1, len(best) + 1))
+        assert (r in relations) == (not leaves_out or number >= 2) or num_relations > 5
+    assert [one["asked"] for one in found[-5:]] == ["tail"] * 5
+
+
 def test_of_equal_scores_the_first_entities_are_the_best():
     best, scores = link_answers.Best(2, 4), torch.zeros(2, 1000)
     scores[0, 500], scores[1, 2] = 1, -torch.inf
@@ -191,6 +226,13 @@ def test_the_run_ends_with_the_ranks_of_the_test_and_mrr_is_the_same_at_any_numb
         ranks = numpy_ranks("complex", rows, source.parts["test"], known)
         assert summary["test_mrr"] == pytest.approx((1 / ranks).mean(), abs=1e-9)
         assert summary["test_hits_at_10"] == pytest.approx((ranks <= 10).mean(), abs=1e-9)
+        sides = [summary["test_mrr_heads"], summary["test_mrr_tails"]]
+        assert sides == pytest.approx((1 / ranks).mean(0), abs=1e-9)
+        relations = source.parts["test"][:, 1]
+        expected = {f"r{number}": (1 / ranks[relations == number]).mean() for number in np.unique(relations).tolist()}
+        assert summary["test_mrr_of_relations"] == pytest.approx(expected, abs=1e-9)
+        last = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()][-1]
+        assert (last["mrr_heads"] + last["mrr_tails"]) / 2 == pytest.approx(last["mrr"])
         known = np.concatenate([source.parts["train"], source.parts["valid"]])
         ranks = numpy_ranks("complex", rows, source.parts["valid"], known)
         assert evaluations(folder)[STEPS] == pytest.approx((1 / ranks).mean(), abs=1e-9)

@@ -58,7 +58,10 @@ def test_few_triples_are_trained_answered_exported_and_start_another_run(tmp_pat
     "arguments, said",
     [
         (["data.path={}/q1"], "q1, line 1: the model has no entity 'x'"),
-        (["data.path={}/q2"], "q2, line 2: put ? in the place of the head or of the tail, and of nothing else"),
+        (
+            ["data.path={}/q2"],
+            "q2, line 2: put ? in the place of the head, the relation or the tail, and of nothing else",
+        ),
         (["data.path={}/q3"], "q3, line 1: expected 3 columns, head, relation and tail with tabs between, got 2"),
         (["data.path={}/q4"], "has no questions"),
         (["data.path={}/none"], "none cannot be read: No such file"),
@@ -86,7 +89,7 @@ def saved_links(tmp_path_factory):
     outcome = train(1, "data=triples", path, *SETTINGS, "steps=1", f"run.dir={folder}/run")
     assert outcome.code == 0, outcome.text
     written(folder / "others", "x\ty\tz\n", "x\ty\tz\n")
-    for name, text in {"q1": "x\tr\t?\n", "q2": "a\tr\t?\na\tr\tb\n", "q3": "a\t?\n", "q4": "\n"}.items():
+    for name, text in {"q1": "x\tr\t?\n", "q2": "a\tr\t?\n?\tr\t?\n", "q3": "a\t?\n", "q4": "\n"}.items():
         (folder / name).write_text(text)
     return folder
 

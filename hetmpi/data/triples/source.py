@@ -132,9 +132,9 @@ class TripleData:
         for part, noun in (("valid", "held-out"), ("test", "test")):
             num = int(are_among(self.parts[part], train, self.num_entities).sum())
             if num:
+                share = f"{num:,} of {len(self.parts[part]):,} {noun} triples"
                 found.append(
-                    f"{num:,} of {len(self.parts[part]):,} {noun} triples also stand in train, so that its metrics are "
-                    "too high: remove them from one of both"
+                    f"{share} also stand in train, which makes their metrics too good: remove them from one of both"
                 )
         return found
 

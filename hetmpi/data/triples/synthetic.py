@@ -62,6 +62,10 @@ class SyntheticTriples(TripleData):
         names = [f"e{number}" for number in range(num_entities)], [f"r{number}" for number in range(num_relations)]
         return Triples(parts, *names)
 
+    def remarks(self) -> list[str]:
+        """No line about repeated triples: they are planted."""
+        return []
+
     def _tails(self, entities: np.ndarray, heads: np.ndarray, relations: np.ndarray) -> np.ndarray:
         if self.kind == "bilinear":
             return (heads * relations @ entities.T).argmax(1)
