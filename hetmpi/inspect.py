@@ -20,7 +20,7 @@ from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, list_files, list_u
 from hetmpi.data.tabular.layout import ColumnSample, Layout, guess_delimiter, layout_of, sampled, seen_of
 from hetmpi.data.tabular.prepare import UNIT_BYTES, enough_memory
 from hetmpi.data.tabular.reading import all_missing, likely_positive
-from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, near
+from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, MAP, NESTED, near
 from hetmpi.data.tabular.text import EqualNames, head_of, header_of
 from hetmpi.errors import UserError, printable
 
@@ -144,13 +144,16 @@ def column_line(name: str, layout: Layout, seen: ColumnSample) -> str:
         remark += f"; here {seen.scaling}" if seen.scaling else ""
     elif kind == NESTED:
         rule, remark = f"{where}, kind: drop", "nested values cannot be used"
-    elif kind == LIST:
-        rule, remark = f"{rule}, pool: mean, max_len: 50", "lists"
+    elif kind in (LIST, MAP):
+        rule, remark = f"{rule}, pool: mean, max_len: 50", "lists" if kind == LIST else "values with weights"
     elif seen.is_time and has_own:
         rule = f"{where}, kind: drop"
         remark += "; a time of its own in most rows teaches nothing; valid: {column, last} can hold out the last"
     elif kind == INTEGER:
         remark += "; looks like a number, taken as id"
+    elif seen.weights is not None:
+        rule += f", separator: {quoted(seen.weights)}, weights: {quoted(':')}"
+        remark += "; values with weights"
     elif seen.separator is not None:
         remark += f"; if these are several values per row add separator: {quoted(seen.separator)}"
     if has_own and rule.endswith("kind: id"):

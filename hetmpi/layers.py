@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from hetmpi import _C
 
 LEAST_SQUARE = 1e-38  # a smaller squared modulus is 0
+WEIGHTED = "weighted "  # before the pool of a feature whose values have weights
 BLOCK_NUMBERS = 1 << 24  # of differences made at a time on a GPU: 64 MB
 
 
@@ -125,8 +126,8 @@ class FeatureRows(torch.nn.Module):
         self, model: torch.nn.Module, table_dims: dict[str, int], pools: Sequence[str | None], names: Sequence[str] = ()
     ):
         """table_dims: numbers per row of each table, in the order in which batches join them. pools: of the features
-        with several values: sum, mean, or None for one that is not pooled. names: of all features, those of one value
-        first; needed if one is not pooled."""
+        with several values: sum, mean, weighted sum, weighted mean, or None for one that is not pooled. names: of all
+        features, those of one value first; needed if one is not pooled."""
         super().__init__()
         self.model, self.row_dim, self.pools, self.names = model, model.row_dim, list(pools), list(names)
         self.table_dims = dict(table_dims)
@@ -174,10 +175,9 @@ def seen_by_model(joined: torch.Tensor, batch, pools: Sequence[str | None], name
     if not pools:
         return joined, batch
     singles, several = names[: len(names) - len(pools)], names[len(names) - len(pools) :]
+    weights = batch.bag_weights or [None] * len(batch.bags)
     pooled = [
-        torch.nn.functional.embedding_bag(index, joined, offsets, mode=pool, include_last_offset=True)
-        for (index, offsets), pool in zip(batch.bags, pools)
-        if pool is not None
+        pooled_rows(joined, *bag, pool, own) for bag, pool, own in zip(batch.bags, pools, weights) if pool is not None
     ]  # each (B, row_dim)
     num = batch.index.shape[0]
     places = torch.arange(len(pooled) * num, device=joined.device).view(len(pooled), num).T + joined.shape[0]
@@ -185,10 +185,25 @@ def seen_by_model(joined: torch.Tensor, batch, pools: Sequence[str | None], name
     found = (bag for bag, pool in zip(batch.bags, pools) if pool is None)
     sequences = dict(zip((name for name, pool in zip(several, pools) if pool is None), (padded(*bag) for bag in found)))
     seen = replace(
-        batch, index=torch.cat([batch.index, places], dim=1), bags=(), sequences=sequences,
+        batch, index=torch.cat([batch.index, places], dim=1), bags=(), bag_weights=(), sequences=sequences,
         fields={name: place for place, name in enumerate(fields)},
     )  # fmt: skip
     return torch.cat([joined, *pooled]), seen
+
+
+def pooled_rows(
+    rows: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor, pool: str, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The sums or means of the rows of each sample: rows (U, dim), sample b has the rows index[offsets[b] : offsets[b +
+    1]] -> (B, dim), zeros for a sample without any. weights (n,): factors of the rows, for the pools weighted sum and
+    weighted mean, which divides by the number of the rows, not by their weights."""
+    kind = pool.removeprefix(WEIGHTED)
+    if kind == pool:
+        return torch.nn.functional.embedding_bag(index, rows, offsets, mode=pool, include_last_offset=True)
+    sums = torch.nn.functional.embedding_bag(
+        index, rows, offsets, mode="sum", include_last_offset=True, per_sample_weights=weights.to(rows)
+    )
+    return sums if kind == "sum" else sums / offsets.diff().clamp(min=1)[:, None]
 
 
 def padded(index: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -26,13 +26,14 @@ class Bag:
 
     values: np.ndarray  # (n,) int64 keys
     offsets: np.ndarray  # (B + 1,) int64, from 0 to n
+    weights: np.ndarray | None = None  # (n,) float32, factors of the values' rows; None: all 1
 
     def __getitem__(self, rows: slice | np.ndarray) -> Bag:
         """The values of the samples at `rows`."""
         starts, sizes = self.offsets[:-1][rows], np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
-        return Bag(self.values[places], offsets)
+        return Bag(self.values[places], offsets, None if self.weights is None else self.weights[places])
 
 
 @dataclass
@@ -69,7 +70,8 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
 
 def concatenate_bags(parts: Sequence[Bag]) -> Bag:
     sizes = np.concatenate([np.diff(part.offsets) for part in parts])
-    return Bag(np.concatenate([part.values for part in parts]), np.concatenate([[0], np.cumsum(sizes)]))
+    weights = None if parts[0].weights is None else np.concatenate([part.weights for part in parts])
+    return Bag(np.concatenate([part.values for part in parts]), np.concatenate([[0], np.cumsum(sizes)]), weights)
 
 
 @dataclass
@@ -89,6 +91,7 @@ class Batch:
     sequences: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     group: np.ndarray | None = None  # as that of Samples
     weight: Tensor | None = None  # (B,) float32
+    bag_weights: tuple[Tensor | None, ...] = ()  # (G,) of (n,) float32, factors of the values' rows; (): all 1
     # Of tables without a fixed vocabulary, whose keys are ids at first: how often each occurs, (U,) int64.
     counts: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -108,10 +111,12 @@ class Batch:
 
     def __getitem__(self, rows: slice) -> Batch:
         """The samples at `rows`, with all keys."""
-        bags = []
-        for index, offsets in self.bags:
+        bags, bag_weights = [], []
+        for (index, offsets), weights in zip(self.bags, self.bag_weights or [None] * len(self.bags)):
             offsets = offsets[rows.start : rows.stop + 1]
-            bags.append((index[offsets[0] : offsets[-1]], offsets - offsets[0]))
+            own = slice(offsets[0], offsets[-1])
+            bags.append((index[own], offsets - offsets[0]))
+            bag_weights.append(None if weights is None else weights[own])
         optional = {name: getattr(self, name) for name in ("teacher", "group", "weight")}
         found = {name: one[rows] for name, one in optional.items() if one is not None}
         return replace(
@@ -120,6 +125,7 @@ class Batch:
             dense=self.dense[rows],
             label=self.label[rows],
             bags=tuple(bags),
+            bag_weights=tuple(bag_weights),
             **found,
         )
 
@@ -133,7 +139,8 @@ class Batch:
         )
         weight = None if self.weight is None else to_device(self.weight, device)
         bags = tuple(zip(bags[::2], bags[1::2]))
-        return replace(self, index=index, dense=dense, label=label, bags=bags, weight=weight)
+        bag_weights = tuple(one if one is None else to_device(one, device) for one in self.bag_weights)
+        return replace(self, index=index, dense=dense, label=label, bags=bags, weight=weight, bag_weights=bag_weights)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -166,13 +173,16 @@ def check_samples(samples: Samples, num_bags: int = 0):
         raise SamplesError(f"Samples: weight must be float32 of shape ({num},), got {weight.dtype} {weight.shape}")
     if len(samples.bags) != num_bags:
         raise SamplesError(f"Samples: expected {num_bags} bags, one per feature with pool, got {len(samples.bags)}")
-    for values, offsets in ((bag.values, bag.offsets) for bag in samples.bags):
+    for values, offsets, weights in ((bag.values, bag.offsets, bag.weights) for bag in samples.bags):
         if values.dtype != np.int64 or values.ndim != 1:
             raise SamplesError(f"Bag: values must be int64 of shape (n,), got {values.dtype} {values.shape}")
         if offsets.dtype != np.int64 or offsets.shape != (num + 1,):
             raise SamplesError(f"Bag: offsets must be int64 of shape ({num + 1},), got {offsets.dtype} {offsets.shape}")
         if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
             raise SamplesError(f"Bag: offsets must rise from 0 to {len(values)}, the number of values")
+        if weights is not None and (weights.dtype != np.float32 or weights.shape != values.shape):
+            kind = f"{weights.dtype} {weights.shape}"
+            raise SamplesError(f"Bag: weights must be float32 of shape {values.shape}, got {kind}")
 
 
 def to_batch(samples: Samples) -> Batch:
@@ -187,7 +197,15 @@ def batch_of(samples: Samples, keys: dict[str, Tensor], index: Tensor, bags=(), 
     teacher = None if samples.teacher is None else torch.from_numpy(samples.teacher)
     dense, label = torch.from_numpy(samples.dense), torch.from_numpy(samples.label)
     weight = None if samples.weight is None else torch.from_numpy(samples.weight)
-    return Batch(keys, index, dense, label, teacher, bags, counts=counts or {}, weight=weight)
+    bag_weights = bag_weights_of(samples)
+    return Batch(keys, index, dense, label, teacher, bags, counts=counts or {}, weight=weight, bag_weights=bag_weights)
+
+
+def bag_weights_of(samples: Samples) -> tuple[Tensor | None, ...]:
+    """Batch.bag_weights."""
+    if all(bag.weights is None for bag in samples.bags):
+        return ()
+    return tuple(None if bag.weights is None else torch.from_numpy(bag.weights) for bag in samples.bags)
 
 
 class FeatureBatches:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from hetmpi.layers import WEIGHTED
 from hetmpi.open_rows import OpenRows
 
 TABLE = "table"  # name of the table with the model's width and the run's settings
@@ -24,13 +25,15 @@ class Feature:
     vocabulary samples have ids, any int64.
 
     pool  None: one value per sample; "sum" or "mean" of the rows of its values, zeros for a sample without values;
-          SEQUENCE: the model reads the rows of its values in their order"""
+          SEQUENCE: the model reads the rows of its values in their order
+    is_weighted  whether each value has a weight, by which its row is multiplied before it is pooled"""
 
     name: str
     table: str
     first: int
     rows: int
     pool: str | None = None
+    is_weighted: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class FeatureRequest:
     optim: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
     open: OpenRows | None = None
+    is_weighted: bool = False
 
 
 class ValueMap(NamedTuple):
@@ -84,6 +88,14 @@ class ValueMap(NamedTuple):
 def num_fields_of(features: Sequence[Feature]) -> int:
     """Number of the features of which a model reads one row per sample: those of one value, and the pooled ones."""
     return sum(feature.pool != SEQUENCE for feature in features)
+
+
+def pools_of(features: Sequence[Feature]) -> list[str | None]:
+    """Of the features of several values, as for hetmpi.layers.FeatureRows."""
+    several = [feature for feature in features if feature.pool is not None]
+    return [
+        None if one.pool == SEQUENCE else f"{WEIGHTED}{one.pool}" if one.is_weighted else one.pool for one in several
+    ]
 
 
 def arrange(wanted: Sequence[FeatureRequest]) -> tuple[list[Feature], dict[str, FeatureTable]]:
@@ -109,7 +121,7 @@ def arrange(wanted: Sequence[FeatureRequest]) -> tuple[list[Feature], dict[str, 
         place[one.name] = table, 0, one.rows
         tables[table] = FeatureTable((one.rows,), one.dim, one.optim, one.cache, one.open)
     ordered = sorted(wanted, key=lambda one: one.pool is not None)
-    features = [Feature(one.name, *place[one.share or one.name], one.pool) for one in ordered]
+    features = [Feature(one.name, *place[one.share or one.name], one.pool, one.is_weighted) for one in ordered]
     return features, tables
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hetmpi import _C
-from hetmpi.data.batch import Bag, Batch, Samples, to_device
-from hetmpi.data.features import Feature
+from hetmpi.data.batch import Bag, Batch, Samples, bag_weights_of, to_device
+from hetmpi.data.features import Feature, pools_of
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,7 @@ class Side:
     @property
     def layout(self) -> tuple[list[str | None], list[str]]:
         """pools and names, as for hetmpi.layers.FeatureRows."""
-        pools = [feature.pool for feature in self.features if feature.pool is not None]
-        return [None if pool == "none" else pool for pool in pools], [feature.name for feature in self.features]
+        return pools_of(self.features), [feature.name for feature in self.features]
 
     def take(self, samples: Samples) -> Samples:
         """These columns of samples."""
@@ -118,7 +117,7 @@ def batch_of(samples: Samples, index: np.ndarray, bags: list[np.ndarray]) -> Bat
     offsets = [torch.from_numpy(bag.offsets) for bag in samples.bags]
     dense, label = torch.from_numpy(samples.dense), torch.from_numpy(samples.label)
     pairs = tuple(zip(map(torch.from_numpy, bags), offsets))
-    return Batch({}, torch.from_numpy(index), dense, label, bags=pairs)
+    return Batch({}, torch.from_numpy(index), dense, label, bags=pairs, bag_weights=bag_weights_of(samples))
 
 
 def last_values(bag: Bag, most: int) -> Bag:

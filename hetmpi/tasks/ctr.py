@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hetmpi.data.batch import NO_GROUP, Batch, FeatureBatches, Samples, to_batch
-from hetmpi.data.features import SEQUENCE, TABLE, Feature, FeatureTable, num_fields_of
+from hetmpi.data.features import SEQUENCE, TABLE, Feature, FeatureTable, num_fields_of, pools_of
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.source import Source
 from hetmpi.errors import UserError, doing, one_line
@@ -168,9 +168,7 @@ class ClickThroughRate(Task):
             return model
         row_dim = row_dim_of(model)
         dims = {name: row_dim if table.dim is None else table.dim for name, table in self.source.tables.items()}
-        several = [feature.pool for feature in self.features if feature.pool is not None]
-        pools = [None if pool == SEQUENCE else pool for pool in several]
-        return FeatureRows(model, dims, pools, [feature.name for feature in self.features])
+        return FeatureRows(model, dims, pools_of(self.features), [feature.name for feature in self.features])
 
     def _check_features(self, model: torch.nn.Module):
         features = self.features or []

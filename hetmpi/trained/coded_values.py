@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from hetmpi.data.tabular.convert import NO_INTEGER, divided, hashes, integers, no_value, typed
+from hetmpi.data.tabular.convert import NO_INTEGER, flat_values, hashes, integers, no_value, typed
 from hetmpi.data.tabular.dialect import is_utf8
 from hetmpi.data.tabular.reading import HASH, StoredColumn
 
@@ -23,7 +23,7 @@ def coded(values: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> t
     """The values of a column, those of lists one after the other, without missing ones and texts that are not UTF-8;
     their hashes or integers (n,) int64; the number of such texts."""
     if column.is_list:
-        values = divided(values, column).flatten()
+        values = flat_values(values, column)
     values = typed(values, pa.string())
     is_bad = ~are_utf8(values)
     codes = hashes(values, column.seed, missing) if column.as_ == HASH else integers(values, missing)[0]

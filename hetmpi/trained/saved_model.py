@@ -23,7 +23,7 @@ from hetmpi.data.tabular.saved import encoder_from
 from hetmpi.data.tabular.stream import ENTRY
 from hetmpi.data.triples.names import TripleNames
 from hetmpi.errors import UserError
-from hetmpi.layers import FeatureRows
+from hetmpi.layers import WEIGHTED, FeatureRows
 from hetmpi.models.link import LinkModel
 from hetmpi.open_rows import keys_of_ids
 from hetmpi.owner.route import Route, make_partition
@@ -33,6 +33,7 @@ LABELS, CLASSES = "num_labels", "num_classes"  # those of models of several labe
 NODE_SIZES = ("dim", "num_dense", "num_classes", "num_layers")
 MOST_FIELDS = 1 << 20  # also the maximum for numbers in a row
 MOST_LAYERS = 1024
+POOLS = ("sum", "mean", f"{WEIGHTED}sum", f"{WEIGHTED}mean", None)  # of features of several values
 MOST_INPUTS = 1 << 27  # numbers in the rows of an example
 LARGEST_CONFIG = 1 << 20  # characters of a model's settings
 OURS = "hetmpi.models"
@@ -92,7 +93,8 @@ def write_rows(path: Path, column: str, kind, dim: int, parts: Iterable[tuple]):
 
 class TensorModel(torch.nn.Module):
     """A model whose inputs are only tensors, without a Batch. With joined tables (hetmpi/layers.py, FeatureRows) these
-    are the rows of each table, index, dense, and index and offsets of each feature with several values."""
+    are the rows of each table, index, dense, and index and offsets of each feature with several values, and the weights
+    of its values if they have them."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
@@ -106,8 +108,17 @@ class TensorModel(torch.nn.Module):
 class JoinedTensorModel(TensorModel):
     def forward(self, *inputs):
         num_tables = len(self.table_dims)
-        rows, (index, dense, *bags) = dict(zip(self.table_dims, inputs)), inputs[num_tables:]
-        return self.model(rows, Batch({}, index, dense, None, bags=tuple(zip(bags[::2], bags[1::2]))))
+        rows, (index, dense, *rest) = dict(zip(self.table_dims, inputs)), inputs[num_tables:]
+        bags, weights = [], []
+        for pool in self.model.pools:
+            bags.append((rest.pop(0), rest.pop(0)))
+            weights.append(rest.pop(0) if is_weighted(pool) else None)
+        return self.model(rows, Batch({}, index, dense, None, bags=tuple(bags), bag_weights=tuple(weights)))
+
+
+def is_weighted(pool: str | None) -> bool:
+    """Whether a pool of FeatureRows takes a weight for each value."""
+    return pool is not None and pool.startswith(WEIGHTED)
 
 
 class BlockModel(TensorModel):
@@ -282,12 +293,8 @@ def joined_of(said: Entries, manifest: dict) -> tuple[dict[str, int], list[str |
     dims = {name or TABLE: table["dim"] for name, table in tables.items()}
     if not isinstance(names, list) or sorted(map(str, names)) != sorted(dims):
         raise joined.refusal("tables", f"a list of {', '.join(sorted(dims))}")
-    if (
-        not isinstance(pools, list)
-        or len(pools) > MOST_FIELDS
-        or not all(pool in ("sum", "mean", None) for pool in pools)
-    ):
-        raise joined.refusal("pools", "a list of sum, mean and null")
+    if not isinstance(pools, list) or len(pools) > MOST_FIELDS or not all(pool in POOLS for pool in pools):
+        raise joined.refusal("pools", "a list of sum, mean, weighted sum, weighted mean and null")
     if not isinstance(features, list) or len(features) > MOST_FIELDS or not all(isinstance(n, str) for n in features):
         raise joined.refusal("names", "a list of names")
     if None in pools and len(features) < len(pools):
@@ -298,14 +305,18 @@ def joined_of(said: Entries, manifest: dict) -> tuple[dict[str, int], list[str |
 def example(sizes: dict[str, int], joined: tuple | None, dims: list[int]) -> tuple[torch.Tensor, ...]:
     """Inputs of of_tensors(model) for two samples."""
     pools = joined[1] if joined else []
-    num_bags, num_pooled = len(pools), sum(pool is not None for pool in pools)
+    num_pooled = sum(pool is not None for pool in pools)
     num_singles = max(0, sizes["num_fields"] - num_pooled)
     if (num_singles + 2) * max(dims) > MOST_INPUTS:
         raise UserError(f"{num_singles:,} fields of rows of {max(dims):,} numbers are more than a model can have")
     # at least 2 rows: ONNX would export a size of 1 as constant
     rows = [torch.zeros(num_singles + 2, dim) for dim in (joined[0].values() if joined else dims[:1])]
     index, dense = torch.arange(num_singles).repeat(2, 1), torch.zeros(2, sizes["num_dense"])
-    bags = [torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])] * num_bags
+    bags = [
+        one
+        for pool in pools
+        for one in (torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3]), *([torch.ones(3)] if is_weighted(pool) else []))
+    ]
     return *rows, index, dense, *bags
 
 

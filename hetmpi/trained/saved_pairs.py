@@ -184,10 +184,13 @@ class SavedPairs:
 
     def _completed(self, block: pa.Table, side: Side) -> pa.Table:
         """A block of a side's columns as one of all columns."""
-        known = {number: block[f"c{i}"] for i, number in enumerate(self._numbers(side))}
-        columns = self.encoder.reading.columns
-        arrays = [known.get(i, nothing(column, len(block))) for i, column in enumerate(columns)]
-        return pa.table(arrays, names=[f"c{i}" for i in range(len(columns))])
+        place, columns = {number: i for i, number in enumerate(self._numbers(side))}, self.encoder.reading.columns
+        names = [f"c{i}" for i in range(len(columns))]
+        arrays = [block[f"c{place[i]}"] if i in place else nothing(one, len(block)) for i, one in enumerate(columns)]
+        for i in (i for i, column in enumerate(columns) if column.is_weighted):
+            names.append(f"w{i}")
+            arrays.append(block[f"w{place[i]}"] if i in place else no_lists(len(block), pa.float32()))
+        return pa.table(arrays, names=names)
 
 
 def names_in(reader: Reader) -> list[str]:
@@ -231,10 +234,15 @@ def find_kept_types(world: World, reader: Reader) -> None:
 def nothing(column: StoredColumn, num: int) -> pa.Array:
     """`num` missing values."""
     if column.is_list:
-        return pa.ListArray.from_arrays(pa.array(np.zeros(num + 1, np.int32)), pa.array([], column.type.value_type))
+        return no_lists(num, column.type.value_type)
     if column.as_ == NUMBER:
         return pa.array(np.full(num, np.nan, np.float32))
     return pa.array(np.full(num, NO_INTEGER if column.as_ == INTEGER else no_value(column.seed), np.int64))
+
+
+def no_lists(num: int, kind: pa.DataType) -> pa.Array:
+    """`num` empty lists of values of a kind."""
+    return pa.ListArray.from_arrays(pa.array(np.zeros(num + 1, np.int32)), pa.array([], kind))
 
 
 def in_blocks(samples: Samples) -> list[Samples]:

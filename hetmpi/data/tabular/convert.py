@@ -282,33 +282,115 @@ def divided(array: pa.Array, column: StoredColumn) -> pa.Array:
         array = pc.split_pattern(as_text(array).fill_null(b""), column.separator.encode())
     if not is_list(array.type):
         raise DataError(f"it holds {array.type}, lists were expected")
-    return array
+    return array if pa.types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
 
 
 def lists(array: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:
     """list<int64> of the values' hashes or integers, without missing ones, and rows with a bad value."""
     array = divided(array, column)
-    if not pa.types.is_list(array.type):
-        array = array.cast(pa.list_(array.type.value_type))
-    sizes = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    flat, bad = array.flatten(), None
+    sizes = sizes_of(array)
+    values, is_value, bad = list_values(array.flatten(), column, missing)
+    places, offsets = remaining(is_value, sizes, column)
+    return listed(offsets, values[places]), None if bad is None else in_rows(bad, sizes)
+
+
+def list_values(flat: pa.Array, column: StoredColumn, missing: tuple[str, ...]):
+    """Hashes or integers (n,) int64 of values, which are not missing (n,) bool, and which are bad, None for none."""
     if column.as_ == HASH:
-        values, none = hashes(flat, column.seed, missing), no_value(column.seed)
-    else:
-        values, bad = integers(flat, missing)
-        none = NO_INTEGER
-    if bad is not None:
-        bad = np.bincount(np.repeat(np.arange(len(sizes)), sizes), bad, len(sizes)) > 0
-    keep = values != none
-    offsets = np.concatenate([[0], np.cumsum(keep)])[np.concatenate([[0], np.cumsum(sizes)])]
-    values = values[keep]
-    if column.max_len is not None:
-        places, sizes = np.arange(len(values)), np.diff(offsets)
-        from_end = np.repeat(offsets[1:], sizes) - 1 - places
-        from_begin = places - np.repeat(offsets[:-1], sizes)
-        values = values[(from_end if column.keep == LAST else from_begin) < column.max_len]
-        offsets = np.concatenate([[0], np.cumsum(np.minimum(np.diff(offsets), column.max_len))])
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values)), bad
+        values = hashes(flat, column.seed, missing)
+        return values, values != no_value(column.seed), None
+    values, bad = integers(flat, missing)
+    return values, values != NO_INTEGER, bad
+
+
+def remaining(is_value: np.ndarray, sizes: np.ndarray, column: StoredColumn) -> tuple[np.ndarray, np.ndarray]:
+    """Places among the values of lists of so many of those that are used, and the offsets (n + 1,) of the lists that
+    they make."""
+    offsets = np.concatenate([[0], np.cumsum(is_value)])[np.concatenate([[0], np.cumsum(sizes)])]
+    used = np.flatnonzero(is_value)
+    if column.max_len is None:
+        return used, offsets
+    places, sizes = np.arange(len(used)), np.diff(offsets)
+    from_end = np.repeat(offsets[1:], sizes) - 1 - places
+    from_begin = places - np.repeat(offsets[:-1], sizes)
+    used = used[(from_end if column.keep == LAST else from_begin) < column.max_len]
+    return used, np.concatenate([[0], np.cumsum(np.minimum(sizes, column.max_len))])
+
+
+def sizes_of(array: pa.Array) -> np.ndarray:
+    """Values of each list, (n,) int64."""
+    return pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def in_rows(is_so: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Which lists of so many values have one that is so, (n,) bool."""
+    return np.bincount(np.repeat(np.arange(len(sizes)), sizes), is_so, len(sizes)) > 0
+
+
+def listed(offsets: np.ndarray, values: np.ndarray) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+
+
+def weighted_lists(
+    raw: pa.Table, column: StoredColumn, reading: Reading
+) -> tuple[pa.Array, pa.Array, np.ndarray | None, list[Fault]]:
+    """As lists(), and list<float> of the weights of the values, and rows whose values lack a weight."""
+    missing = reading.missing_of(column)
+    flat, weights, sizes, faults = values_and_weights(raw, column, reading)
+    values, is_value, bad = list_values(flat, column, missing)
+    numbers_of, no_number = numbers(weights, ("",), reading.decimal)
+    lacks = np.isnan(numbers_of) if no_number is None else np.isnan(numbers_of) | no_number
+    wrong = in_rows(lacks & is_value, sizes)
+    if wrong.any():
+        what = "has a value whose weight is no finite number"
+        faults.append(Fault(column.name, "bad weight of a value", what, wrong))
+    places, offsets = remaining(is_value, sizes, column)
+    bad = None if bad is None else in_rows(bad, sizes)
+    return listed(offsets, values[places]), listed(offsets, numbers_of[places]), bad, faults
+
+
+def values_and_weights(raw: pa.Table, column: StoredColumn, reading: Reading):
+    """The values of all lists and their weights, (m,) of any Arrow type; how many each list has (n,); faults."""
+    array = column_of(raw, column.name)
+    if column.is_map:
+        array = pairs_of(array)
+        return *array.flatten().flatten(), sizes_of(array), []
+    array = divided(array, column)
+    sizes = sizes_of(array)
+    if column.weights is not None:
+        return *split_weights(array.flatten(), column.weights), sizes, []
+    others = divided(column_of(raw, column.weight_column), column)
+    wrong = sizes_of(others) != sizes
+    if not wrong.any():
+        return array.flatten(), others.flatten(), sizes, []
+    what = f"has another number of values than {column.weight_column} has weights"
+    good = pa.array(~wrong)
+    array, others = (pc.if_else(good, one, pa.scalar(None, one.type)) for one in (array, others))
+    return array.flatten(), others.flatten(), sizes_of(array), [Fault(column.name, "unequal lists", what, wrong)]
+
+
+def pairs_of(maps: pa.Array) -> pa.Array:
+    """Maps as lists of key and value. Raises DataError for other types."""
+    if not pa.types.is_map(maps.type):
+        raise DataError(f"it holds {maps.type}, maps were expected")
+    return maps.cast(pa.list_(pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])))
+
+
+def flat_values(array: pa.Array, column: StoredColumn) -> pa.Array:
+    """The values of a column of several values, one after the other, without their weights."""
+    if column.is_map:
+        return pairs_of(array).flatten().field(0)
+    flat = divided(array, column).flatten()
+    return flat if column.weights is None else split_weights(flat, column.weights)[0]
+
+
+def split_weights(texts: pa.Array, separator: str) -> tuple[pa.Array, pa.Array]:
+    """Values and weights of texts as t6:2.5, binary; of texts without a weight the empty one."""
+    parts = pc.split_pattern(as_text(texts), separator.encode(), max_splits=1, reverse=True)
+    has = pa.array(sizes_of(parts) == 2)
+    both = pc.if_else(has, parts, pa.scalar([b"", b""], parts.type))
+    values = pc.if_else(has, pc.list_element(both, 0), as_text(texts))
+    return trimmed(values, ())[0], pc.list_element(both, 1)
 
 
 def labels(raw: pa.Table, reading: Reading, path: str) -> tuple[list[np.ndarray], list[Fault]]:
@@ -408,16 +490,22 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
         values, fault = weights(column_of(raw, reading.sample_weight), reading, path)
         arrays.append(pa.array(values))
         faults += [fault] if fault else []
+    of_values = []
     for column in reading.columns:
         try:
-            values, bad = one_column(column_of(raw, column.name), column, reading)
+            if column.is_weighted:
+                values, found, bad, wrong = weighted_lists(raw, column, reading)
+                of_values.append(found)
+                faults += wrong
+            else:
+                values, bad = one_column(column_of(raw, column.name), column, reading)
         except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(f"data.path: {path}, column {column.name}: {error}") from error
         arrays.append(values)
         if bad is not None:
             what = "is no finite number" if column.as_ == NUMBER else "is no integer of at least 0"
             faults.append(Fault(column.name, BAD_NUMBER if column.as_ == NUMBER else "bad integer", what, bad))
-    table = pa.table(arrays, schema=reading.schema())
+    table = pa.table([*arrays, *of_values], schema=reading.schema())
     if reading.split:
         try:
             is_valid, fault = held_out(column_of(raw, reading.split[0]), reading)

@@ -120,7 +120,7 @@ class Encoder:
         ids = samples.ids.copy()
         for j, feature in enumerate(one):
             ids[:, j] = self._keyed(ids[:, j], feature.name)
-        bags = tuple(Bag(self._keyed(bag.values, f.name), bag.offsets) for f, bag in zip(several, samples.bags))
+        bags = tuple(replace(bag, values=self._keyed(bag.values, f.name)) for f, bag in zip(several, samples.bags))
         return replace(samples, ids=ids, bags=bags)
 
     def open_columns(self) -> dict[str, str]:
@@ -256,8 +256,10 @@ class Encoder:
         if column.is_buckets:
             return FeatureRequest(column.name, len(column.transform) + 2, **own)
         if column.share is not None:
-            return FeatureRequest(column.name, self.coders[column.share].rows, column.pool, column.share)
-        return FeatureRequest(column.name, self.coders[column.name].rows, column.pool, **own)
+            rows, share = self.coders[column.share].rows, column.share
+            return FeatureRequest(column.name, rows, column.pool, share, is_weighted=column.is_weighted)
+        rows = self.coders[column.name].rows
+        return FeatureRequest(column.name, rows, column.pool, is_weighted=column.is_weighted, **own)
 
     def _label(self, column: pa.ChunkedArray) -> np.ndarray:
         """(n,) float32."""
@@ -290,7 +292,11 @@ class Encoder:
         array = table[f"c{self._number[feature.name]}"].combine_chunks()
         offsets = array.offsets.to_numpy().astype(np.int64)
         values = array.values.to_numpy()[offsets[0] : offsets[-1]]
-        return Bag(self._keys(values, feature.name) + feature.first, offsets - offsets[0])
+        weights = None
+        if feature.is_weighted:
+            found = table[f"w{self._number[feature.name]}"].combine_chunks()
+            weights = found.values.to_numpy()[offsets[0] : offsets[-1]]
+        return Bag(self._keys(values, feature.name) + feature.first, offsets - offsets[0], weights)
 
     def _transformed(self, values: np.ndarray, number: int) -> np.ndarray:
         transform = self.columns[number].transform

@@ -20,7 +20,7 @@ from hetmpi.data.tabular.dialect import COMMA, COMMA_TEXT, POINT, Dialect, with_
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of
 from hetmpi.data.tabular.folders import keys_below, keys_of, top_of
 from hetmpi.data.tabular.prepare import list_folder
-from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
+from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, MAP, NESTED, STRING
 from hetmpi.data.tabular.sampling import (
     SAMPLE_BYTES,
     SAMPLE_ROWS,
@@ -40,10 +40,11 @@ WHOLE_TEXT = r"^-?(0|[1-9][0-9]*)(\.0+)?$"  # an integer; 007 is a code
 CODE_TEXT = r"^-?0[0-9]+$"
 DELIMITERS = ("::", ",", "\t", ";", "|")
 THOUSANDS_TEXT = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
+WEIGHTED_TEXT = rf"^[^:]+:{NUMBER_TEXT[1:]}"
 SEPARATORS = ("|", ";", ",", " ")
 ONE_IN = 100  # distinct values of a column of numbers that may be texts: to be refused by line, not to become ids
 NONE, TRUTH, TIME = "no values", "booleans", "dates or times"  # of one file, besides the types of rules.py
-MANY = {INTEGER: "integers", FLOAT: "fractions", STRING: "texts", LIST: "lists", NESTED: "nested values"}
+MANY = {INTEGER: "integers", FLOAT: "fractions", STRING: "texts", LIST: "lists", MAP: "maps", NESTED: "nested values"}
 
 
 MissingOf = Callable[[str], tuple[str, ...]]  # column -> texts of its missing values
@@ -198,14 +199,15 @@ def joined(name: str, found: dict[str, Found]) -> tuple[str, str | None]:
     first = {}
     for path, column in found.items():
         first.setdefault(column.type, path)
-    for some, others in ((LIST, None), (NESTED, None), (TRUTH, (INTEGER, FLOAT)), (TIME, (INTEGER, FLOAT))):
+    alone = ((kind, None) for kind in (LIST, MAP, NESTED))
+    for some, others in (*alone, (TRUTH, (INTEGER, FLOAT)), (TIME, (INTEGER, FLOAT))):
         clash = [kind for kind in first if kind not in (some, NONE) and (others is None or kind in others)]
         if some in first and clash:
             raise DataError(
                 f"data.path: column {one_line(name)} has {MANY.get(some, some)} in {first[some]} and "
                 f"{MANY.get(clash[0], clash[0])} in {first[clash[0]]}: write it alike in all files, or drop the column"
             )
-    kind = next((kind for kind in (LIST, NESTED) if kind in first), None)
+    kind = next((kind for kind in (LIST, MAP, NESTED) if kind in first), None)
     kind = kind or sum((column.values for column in found.values()), Values()).type
     if kind == NONE:
         return next(iter(found.values())).declared, None
@@ -229,7 +231,7 @@ def columns_of(sample: FileSample, missing_of: MissingOf) -> dict[str, Found]:
 def found_in(kind: pa.DataType, arrays: list[pa.Array], missing: tuple[str, ...], has_fractions: bool) -> Found:
     """A column of Arrow's type `kind` with these values in the sample. has_fractions: beyond the sample."""
     declared, kind = type_of(kind), kind.value_type if pa.types.is_dictionary(kind) else kind
-    if declared in (LIST, NESTED):
+    if declared in (LIST, MAP, NESTED):
         return Found(declared, declared, Values())
     count = numbers_of if declared == FLOAT else values_of
     values = sum((count(distinct_of(array, missing)) for array in arrays), Values())
@@ -244,7 +246,8 @@ def found_in(kind: pa.DataType, arrays: list[pa.Array], missing: tuple[str, ...]
 @dataclass(frozen=True)
 class ColumnSample:
     """Values of a column in a sample of so many rows. is_binary: only 0 and 1. is_time: dates or times that
-    data.valid reads. separator: one that may divide several values, None if none seems to. scaling: of numbers."""
+    data.valid reads. separator: one that may divide several values, None if none seems to; weights: one that divides
+    values with weights, as in t6:2.5|t1:1. scaling: of numbers."""
 
     rows: int
     distinct: int
@@ -253,6 +256,7 @@ class ColumnSample:
     is_number: bool
     is_time: bool
     separator: str | None
+    weights: str | None
     scaling: Scaling | None
 
 
@@ -278,7 +282,17 @@ def seen(texts: pa.ChunkedArray, missing: tuple[str, ...], kind: str) -> ColumnS
     is_time = len(values) > 0 and not moments_of(values).null_count
     separator = None if is_number or is_time else separator_of(values)
     scaling = Scaling.of(np.concatenate([numbers(chunk, missing)[0] for chunk in texts.chunks])) if is_number else None
-    return ColumnSample(len(texts), len(values), examples, is_binary, is_number, is_time, separator, scaling)
+    weights = None if is_number or is_time else separator_of_weights(values)
+    return ColumnSample(len(texts), len(values), examples, is_binary, is_number, is_time, separator, weights, scaling)
+
+
+def separator_of_weights(values: pa.Array) -> str | None:
+    """The first separator whose parts are all a value, a colon and a number; None if there is none, or no parts."""
+    for separator in SEPARATORS:
+        parts = pc.list_flatten(pc.split_pattern(values, separator.encode()))
+        if len(parts) > len(values) and pc.all(pc.match_substring_regex(parts, WEIGHTED_TEXT)).as_py():
+            return separator
+    return None
 
 
 def separator_of(values: pa.Array) -> str | None:
@@ -330,6 +344,8 @@ def type_of(kind: pa.DataType) -> str:
         return FLOAT
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return LIST if type_of(kind.value_type) in (INTEGER, STRING) else NESTED
+    if pa.types.is_map(kind) and type_of(kind.item_type) in (INTEGER, FLOAT):
+        return MAP if type_of(kind.key_type) in (INTEGER, STRING) else NESTED
     is_flat = not pa.types.is_nested(kind) and not pa.types.is_duration(kind)
     return STRING if is_flat else NESTED
 

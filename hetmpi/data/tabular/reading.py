@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.dialect import POINT, Dialect
-from hetmpi.data.tabular.rules import FIRST, NUMBER, Column, texts_of
+from hetmpi.data.tabular.rules import FIRST, MAP, NUMBER, Column, texts_of
 from hetmpi.errors import printable
 
 CLICK, PROBABILITY, CLASSES, NO_LABEL = "click", "probability", "classes", "none"
@@ -32,7 +32,8 @@ CURES = {
 @dataclass(frozen=True)
 class StoredColumn:
     """A column of the prepared files. as_: NUMBER, HASH of the text, or INTEGER as it is. seed: of the hash. keep:
-    the end of a list from which max_len keeps values. missing: its missing values, besides those of Reading."""
+    the end of a list from which max_len keeps values. missing: its missing values, besides those of Reading. A weight
+    for each value: weights: the separator before it; weight_column: its column; is_map: it is the value of a map."""
 
     name: str
     as_: str
@@ -42,6 +43,14 @@ class StoredColumn:
     max_len: int | None = None
     keep: str = FIRST
     missing: tuple[str, ...] = ()
+    weights: str | None = None
+    weight_column: str | None = None
+    is_map: bool = False
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether each value has a weight."""
+        return self.is_map or self.weights is not None or self.weight_column is not None
 
     @property
     def type(self) -> pa.DataType:
@@ -94,16 +103,20 @@ class Reading:
     def wanted(self) -> list[str]:
         """Names of the columns that are read."""
         splitter = self.split and self.split[0]
-        names = [*self.not_features, *(column.name for column in self.columns), splitter, *self.kept]
+        of_columns = [name for column in self.columns for name in (column.name, column.weight_column)]
+        names = [*self.not_features, *of_columns, splitter, *self.kept]
         return list(dict.fromkeys(name for name in names if name))
 
     def schema(self) -> pa.Schema:
         """Of the prepared files: label, label1, … for the labels, NaN where one of several is missing, and texts where
-        they are classes, weight if there is one, then c0, c1, … for the columns."""
+        they are classes, weight if there is one, then c0, c1, … for the columns, and w0, w1, … for the weights of the
+        values of those that have them."""
         kind = pa.string() if self.label_kind == CLASSES else pa.float32()
         labels = [pa.field(name, kind) for name in label_fields(len(self.labels))]
         labels += [] if self.sample_weight is None else [pa.field(WEIGHT, pa.float32())]
-        return pa.schema(labels + [pa.field(f"c{i}", column.type) for i, column in enumerate(self.columns)])
+        columns = [pa.field(f"c{i}", column.type) for i, column in enumerate(self.columns)]
+        weighted = [i for i, column in enumerate(self.columns) if column.is_weighted]
+        return pa.schema([*labels, *columns, *(pa.field(f"w{i}", pa.list_(pa.float32())) for i in weighted)])
 
     def to_predict(self, kept: tuple[str, ...] = ()) -> Reading:
         """For files to predict: without labels, weights and held-out rows."""
@@ -163,6 +176,9 @@ def stored_columns(columns: list[Column]) -> tuple[StoredColumn, ...]:
             column.max_len,
             column.keep,
             column.missing,
+            column.weights,
+            column.weight_column,
+            column.type == MAP,
         )
         for column in columns
     )

@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hetmpi.data.features import POOLS, SEQUENCE
@@ -20,11 +20,12 @@ AUTO, OPEN = "auto", "open"
 LONGEST_NAMES = 400  # characters of names of columns in a message
 TRANSFORMS = (AUTO, "none", "log1p", "standardize")
 OF_OPEN = ("max_rows", "expire_steps", "evict")
-OF_IDS = ("rows", "hash", "min_count", *OF_OPEN, "share", "pool", "max_len", "keep", "separator")
+OF_IDS = ("rows", "hash", "min_count", *OF_OPEN, "share", "pool", "max_len", "keep", "separator", "weights")
 OF_NUMBERS = ("transform",)
 OF_ROWS = ("dim", "optim", "cache")
 NOT_SHARED = ("rows", "hash", "min_count", *OF_OPEN, *OF_ROWS)  # those of the feature whose rows are shared
-INTEGER, FLOAT, STRING, LIST, NESTED = "integer", "float", "text", "list", "nested"  # types of a file's columns
+INTEGER, FLOAT, STRING, NESTED = "integer", "float", "text", "nested"  # types of a file's columns
+LIST, MAP = "list", "map"  # of ids; with a weight for each
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Column:
 
     name, number   in the file; position among the columns that are ids, None for numbers
     kind           ID or NUMBER
-    type           of the file's values: INTEGER, FLOAT, STRING, LIST
+    type           of the file's values: INTEGER, FLOAT, STRING, LIST, MAP
+    weight_column  name of the column that has a weight for each value, where `weights` does not divide them in a text
     others         see docs/columns.md"""
 
     name: str
@@ -52,6 +54,8 @@ class Column:
     keep: str = FIRST
     missing: tuple[str, ...] = ()
     separator: str | None = None
+    weights: str | None = None
+    weight_column: str | None = None
     transform: str | tuple[float, ...] = "none"  # AUTO unless a rule of a number says otherwise
     dim: int | None = None
     optim: Mapping[str, Any] = field(default_factory=dict)
@@ -61,6 +65,11 @@ class Column:
     def is_integer(self) -> bool:
         """Whether the integers are keys as they are."""
         return self.kind == ID and self.rows not in (AUTO, OPEN) and self.hash is False
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether each of its values has a weight."""
+        return self.type == MAP or self.weights is not None or self.weight_column is not None
 
     @property
     def open(self) -> OpenRows | None:
@@ -75,7 +84,8 @@ class Column:
         return isinstance(self.transform, tuple)
 
 
-KEYS = ("name", "kind", *(one.name for one in fields(Column) if one.name not in ("name", "kind", "type", "number")))
+FOUND = ("name", "kind", "type", "number", "weight_column")  # no keys of a rule, or the first ones
+KEYS = ("name", "kind", *(one.name for one in fields(Column) if one.name not in FOUND))
 
 
 @dataclass(frozen=True)
@@ -146,7 +156,7 @@ def check_values(rule: Rule):
             check_integer(f"{rule}: {key}", known[key], 1)
     if not isinstance(known.get("hash", True), bool):
         raise UserError(f"{rule}: hash must be true or false, got {one_line(str(known['hash']))}")
-    for key in ("share", "separator"):
+    for key in ("share", "separator", "weights"):
         if not isinstance(known.get(key, "x"), str) or not known.get(key, "x"):
             raise UserError(f"{rule}: {key} must be text, got {one_line(repr(known[key]))}")
     if known.get("pool", POOLS[0]) not in POOLS:
@@ -176,13 +186,18 @@ def resolve(rules: list[Rule], types: Mapping[str, str], labels: Sequence[str], 
     column of data.valid, which is no feature unless a rule names it. Raises DataError for rules that match nothing or
     do not suit their column."""
     check_matches(rules, types, labels)
+    weight_columns = [rule.settings.get("weights") for rule in rules]
     columns: list[Column] = []
     for name, kind in types.items():
         rule = next((rule for rule in rules if rule.matches(name)), None)
-        if name in labels or (name == splitter and (rule is None or name not in rule.names)):
+        is_named = rule is not None and name in rule.names
+        if name in labels or (name in (splitter, *weight_columns) and not is_named):
             continue
         column = column_of(name, kind, rule)
+        if column is not None and column.weights in types:
+            column = replace(column, weights=None, weight_column=column.weights)
         if column is not None:
+            check_weights(column)
             columns.append(column)
     numbers = iter(range(len(columns)))
     columns = [Column(**{**vars(c), "number": next(numbers) if c.kind == ID else None}) for c in columns]
@@ -209,10 +224,11 @@ def column_of(name: str, kind: str, rule: Rule | None) -> Column | None:
     if wanted == DROP:
         refuse_keys(where, "that is dropped", known, known)
         return None
-    if kind == NESTED or (kind == LIST and wanted == NUMBER):
+    if kind == NESTED or (kind in (LIST, MAP) and wanted == NUMBER):
+        held = "nested values" if kind == NESTED else f"{kind}s"
         raise DataError(
-            f"column {one_line(name)} holds {'lists' if kind == LIST else 'nested values'}, which cannot be used as "
-            f"{wanted}: drop it by data.columns='[{{name: {name}, kind: drop}}]'"
+            f"column {one_line(name)} holds {held}, which cannot be used as {wanted}: drop it by "
+            f"data.columns='[{{name: {name}, kind: drop}}]'"
         )
     if wanted == NUMBER:
         refuse_keys(where, "of kind number", known, OF_IDS)
@@ -236,14 +252,16 @@ def kind_by(known: dict, kind: str) -> str:
 def id_column(where: str, name: str, kind: str, known: dict) -> Column:
     if "share" in known:
         refuse_keys(where, f"that shares the rows of {one_line(known['share'])}", known, NOT_SHARED)
-    if kind == LIST and "separator" in known:
-        raise DataError(f"{where}: it holds lists already, remove separator")
-    if kind != LIST and "pool" in known and "separator" not in known:
+    has_lists = kind in (LIST, MAP)
+    if has_lists and "separator" in known:
+        raise DataError(f"{where}: it holds {kind}s already, remove separator")
+    if not has_lists and "pool" in known and "separator" not in known:
         raise DataError(f"{where}: pool needs several values per row: give the separator between them")
-    if kind == LIST or "separator" in known:
+    if has_lists or "separator" in known:
         known.setdefault("pool", "mean")
-    elif "max_len" in known:
-        raise DataError(f"{where}: max_len needs several values per row: give the separator between them")
+    for key in ("max_len", "weights"):
+        if key in known and "pool" not in known:
+            raise DataError(f"{where}: {key} needs several values per row: give the separator between them")
     if "max_len" in known:
         known.setdefault("keep", LAST if known["pool"] == SEQUENCE else FIRST)
     elif "keep" in known:
@@ -258,6 +276,19 @@ def id_column(where: str, name: str, kind: str, known: dict) -> Column:
     if "min_count" in known and rows != OPEN and (rows != AUTO or hashed):
         raise DataError(f"{where}: min_count needs rows: auto without hash, where each value has a row of its own")
     return Column(name, ID, kind, **known)
+
+
+def check_weights(column: Column):
+    """Raises DataError for weights that do not suit a column."""
+    where = f"data.columns, column {one_line(column.name)}"
+    if column.is_weighted and column.pool == SEQUENCE:
+        raise DataError(f"{where}: values with weights are pooled: pool must be sum or mean")
+    if column.type == MAP and (column.weights or column.weight_column):
+        raise DataError(f"{where}: its maps have the weights, remove weights")
+    if column.type == LIST and column.weights is not None:
+        raise DataError(f"{where}: weights: no column is named {one_line(column.weights)}, which lists need")
+    if column.name == column.weight_column:
+        raise DataError(f"{where}: weights names the column itself")
 
 
 def missing_by(rules: Sequence[Rule], name: str) -> tuple[str, ...]:

@@ -452,7 +452,8 @@ class Tabular:
 
 def kind_text(column: Column) -> str:
     most = "" if column.max_len is None else f"{column.keep} {column.max_len:,}"
-    several = f"{column.pool} of {'the ' + most if most else 'several'}"
+    weighted = "weighted " if column.is_weighted else ""
+    several = f"{weighted}{column.pool} of {'the ' + most if most else 'several'}"
     if column.pool == SEQUENCE:
         several = f"{most} of a sequence" if most else "a sequence"
     kind = f"id, {several}" if column.pool else "number in buckets" if column.is_buckets else column.kind
