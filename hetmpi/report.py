@@ -259,10 +259,11 @@ def section(heading: str, found: list, runs: list[Run], figures: dict[str, dict]
             name = f"{heading.split()[0].lower()}{number}"
             figures[name] = picture.figure(shown)
             drawn.append(frame(picture, name))
-        lacks = () if shown and picture.run else tuple(run.name for run in runs if run not in shown)
-        if lacks:
-            said = f"Not shown for {', '.join(lacks)}" if shown else "Not shown"
-            lacking.setdefault((said, picture.why), []).append(picture.title)
+        lacks = [] if shown and picture.run else [run for run in runs if run not in shown]
+        for why in dict.fromkeys(map(picture.reason, lacks)):
+            names = [run.name for run in lacks if picture.reason(run) == why]
+            said = f"Not shown for {', '.join(names)}" if len(names) < len(runs) else "Not shown"
+            lacking.setdefault((said, why), []).append(picture.title)
     notes = [f"{said}: {', '.join(titles)}: {why}." for (said, why), titles in lacking.items()]
     said = "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
     has_parts = any(isinstance(picture, pictures.Stack) and picture.shown(runs) for picture in found)

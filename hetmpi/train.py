@@ -17,8 +17,8 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass
-from functools import cached_property, partial
+from dataclasses import InitVar, dataclass, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ from hetmpi.errors import LARGEST, NotFinite, UserError, doing
 from hetmpi.log.display import tell
 from hetmpi.log.environment import environment
 from hetmpi.log.headline import comparison
-from hetmpi.log.runlog import RunLog
+from hetmpi.log.runlog import OF_SAMPLES, RunLog
 from hetmpi.log.status import write_failed
 from hetmpi.reductions import MpiReductions, open_reductions
 from hetmpi.run import build, command_line
@@ -43,6 +43,7 @@ from hetmpi.run.following import Following
 from hetmpi.run.plan import dry_run
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
+from hetmpi.run.quick import QuickEvaluations
 from hetmpi.run.saving import Saving, locked
 from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
@@ -198,6 +199,11 @@ class Training:
         self._unchecked: list[LossOnGpu] = []
         self.of_data = f" of data={config.data_name}"
         self.evaluation = self.open_evaluation()
+        self.quick = QuickEvaluations.of(world, config, self.source, self.task, self.total_steps, self.start)
+        if self.quick is not None:
+            num = self.quick.num_samples
+            self.quick_evaluation = replace(self.evaluation, draw=cache(self._held_out(num)), num_samples=num)
+        self.log_steps = build.log_steps(config, self.total_steps)
         self.log = self._opened_log()
         self.watch = Stopwatch()
         # Of the settings, what each step needs: a look at OmegaConf's takes 20 us.
@@ -234,7 +240,7 @@ class Training:
         """The training loop up to `last_step`: read rows, compute the loss and gradients, write the gradients of the
         rows, step the dense layers; log, evaluate and save at intervals. Returns False if a signal ended it.
         Collective."""
-        every = self.config.log.every_steps
+        every = self.log_steps
         self.loader = self._loader(last_step)
         batches = Lookahead(
             self.loader, build.batches_ahead(self.config, self.tables), self.spans, self.steps,
@@ -255,6 +261,10 @@ class Training:
             if not leaves and self._is_evaluated(step + 1):
                 self.interval.pause()
                 self.evaluated = self.evaluate(step + 1)
+                self.interval.go_on()
+            elif not leaves and self.quick is not None and self._is_quick_due(step + 1):
+                self.interval.pause()
+                self.quick.timed(partial(self.evaluate_quickly, step + 1))
                 self.interval.go_on()
             ends_early = self.bests.reason is not None
             self.checkpoint(leaves, is_last or ends_early)
@@ -366,10 +376,7 @@ class Training:
     def evaluate(self, step: int) -> dict:
         """Evaluates the model on held-out data. Returns on rank 0 the task's metrics under `figures` and the reason for
         missing ones under `without`, on other ranks {}. Collective."""
-        self.check_losses()
-        self.model.eval()
-        columns = self.task.evaluate(self.evaluation, step)
-        self.model.train()
+        columns = self._columns(self.evaluation, step)
         figures = {} if columns is None else self.task.figures(columns)
         if columns:
             entries = figures if self.following is None else self.following.figures(figures)
@@ -379,6 +386,29 @@ class Training:
             self.schedule.drops = self.bests.num_drops
             self.tables.flush()  # from here on all ranks apply gradients with the lower rates
         return {} if columns is None else {"figures": figures, "without": self.task.without_figures(columns)}
+
+    def evaluate_quickly(self, step: int):
+        """Logs the metrics of a sample of the held-out data, which decide nothing. Collective."""
+        columns = self._columns(self.quick_evaluation, step)
+        if columns:
+            num = self.quick.num_samples
+            sample = {} if num == self.evaluation.num_samples else {OF_SAMPLES: num}
+            self.log.evaluation({**self._progress(step), **self.task.figures(columns), **sample})
+
+    def _columns(self, evaluation: Evaluation, step: int) -> list[np.ndarray] | None:
+        """The columns of held-out samples after `step` steps, as Task.evaluate. Collective."""
+        self.check_losses()
+        self.model.eval()
+        columns = self.task.evaluate(evaluation, step)
+        self.model.train()
+        return columns
+
+    def _is_quick_due(self, step: int) -> bool:
+        """Whether a quick evaluation is due after `step` steps. Collective."""
+        if not self.quick.is_tenth(step):
+            return False
+        self.tables.settle()  # as before a report
+        return self.quick.has_time(self.watch.seconds)
 
     def _is_evaluated(self, step: int) -> bool:
         """Whether to evaluate before a checkpoint is saved after `step` steps. The last evaluation comes after the

@@ -38,6 +38,10 @@ X_AXES = {  # key -> possible units of the axis: (size, label)
 }  # fmt: skip
 PROGRESS = ("samples", "elapsed_s")  # the x axes between which the page's switch chooses
 NO_LINES, NO_EVALUATION = "no step is logged yet", "no evaluation has measured it"
+ONE_POINT = {
+    "lines": "one step is logged (log.every_steps)",
+    "evaluations": "it was evaluated once (eval.every_steps)",
+}
 NO_CACHE = "no rows were read from a cache: table.staleness=0, or table.cache has no capacity"
 FLUSHES = "With a staleness bound, an evaluation or a checkpoint first pushes all pending gradients."
 NO_BYTES = "no bytes cross between ranks"
@@ -126,6 +130,10 @@ class Picture:
         """The runs that have data to draw."""
         return [run for run in runs if len(self.points(run))]
 
+    def reason(self, run) -> str:
+        """Why a run is not shown."""
+        return self.why
+
 
 @dataclass(frozen=True)
 class Curve(Picture):
@@ -151,6 +159,13 @@ class Curve(Picture):
         """(n, number of x axes + 1)"""
         return run.table((*self.x, self.key), self.of) * (*(1 for _ in self.x), self.times)
 
+    def shown(self, runs: list) -> list:
+        """The runs with a line to draw; a single value stands in the table of figures."""
+        return [run for run in runs if len(self.points(run)) > 1]
+
+    def reason(self, run) -> str:
+        return ONE_POINT[self.of] if len(self.points(run)) else self.why
+
     def figure(self, runs: list) -> dict:
         drawn = Axes(self.x, map(self.points, runs))
         for run in runs:
@@ -167,7 +182,10 @@ class Band(Picture):
 
     title = "Own work of the ranks"
     caption = "Load, find, forward and backward: minimum, mean and maximum over ranks."
-    why = "it needs at least two ranks"
+    why = "it needs at least two ranks, and two logged steps"
+
+    def shown(self, runs: list) -> list:
+        return [run for run in runs if len(self.points(run)) > 1]
 
     def points(self, run) -> np.ndarray:
         """(n, 5); empty for a single rank."""

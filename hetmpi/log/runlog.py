@@ -53,6 +53,7 @@ from hetmpi.spans import Spans
 
 SHOWN_NAME = "standard output"
 TICK_S = 0.3  # time between two updates of the progress display
+OF_SAMPLES = "of_samples"  # key of the number of samples of an evaluation of some
 OF_AN_EARLIER_RUN = ("summary.json", "trace.json", "report.html")
 
 
@@ -109,10 +110,15 @@ class RunLog:
         self._record("evaluation.jsonl", values, self._events.evaluation, self._shown.evaluation)
 
     def evaluations(self, metric: str) -> list[tuple[int, float]]:
-        """Step and value of a metric in the evaluations so far, as far as they could be written."""
+        """Step and value of a metric in the evaluations of all held-out samples so far, as far as they could be
+        written."""
         with suppress(OSError, ValueError):
             lines = map(json.loads, read_text(self._dir / "evaluation.jsonl", LARGEST_LINES).splitlines())
-            return [(line["step"], line[metric]) for line in lines if line.get(metric) is not None]
+            return [
+                (line["step"], line[metric])
+                for line in lines
+                if line.get(metric) is not None and OF_SAMPLES not in line
+            ]
         return []
 
     def note(self, text: str) -> None:

@@ -52,6 +52,7 @@ from hetmpi.world.world import World
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
 LONGEST_REFUSAL = 900  # characters
+MOST_LOG_STEPS, LEAST_LOG_LINES = 100, 20
 MOST_EPOCHS_EVALUATED = 20  # at most, by default
 # What a task gives to the constructor of a model.
 SIZES = {
@@ -442,6 +443,13 @@ def total_steps(config: DictConfig, source: Source, world_size: int, start: Posi
         raise UserError(f"data={config.data_name} is infinite: give steps=N")
     left = max(0, config.epochs * num_train - start.samples)
     return start.step + math.ceil(left / (config.batch_size * world_size))
+
+
+def log_steps(config: DictConfig, total_steps: int | None) -> int:
+    """The number of steps between two log lines."""
+    if config.log.every_steps is not None:
+        return config.log.every_steps
+    return MOST_LOG_STEPS if total_steps is None else min(MOST_LOG_STEPS, max(1, total_steps // LEAST_LOG_LINES))
 
 
 def evaluations_due(config: DictConfig, source: Source, world_size: int, start: Position) -> Callable[[int], bool]:

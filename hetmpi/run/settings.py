@@ -189,7 +189,7 @@ class Optim:
 class Eval:
     every_steps: int | None = setting(
         None,
-        "to evaluate more or less often; 0: only at the end; null: after epochs",
+        "to evaluate more or less often; 0: only at the end; null: after epochs, and ten times on a sample",
         most=MANY,
     )
     metric: str | None = setting(
@@ -244,7 +244,9 @@ class WatchdogSettings:
 
 @dataclass
 class Log:
-    every_steps: int = setting(100, "to print log lines more or less often", least=1, most=MANY)
+    every_steps: int | None = setting(
+        None, "to print log lines more or less often; null: 100, less in a run of under 2,000", least=1, most=MANY
+    )
 
 
 @dataclass

@@ -249,3 +249,18 @@ def test_data_that_hold_out_nothing_are_trained_on_and_it_is_told(tmp_path):
     assert outcome.text.count("hetmpi: data=synthetic has no held-out samples: their metrics are not computed") == 1
     assert "hetmpi: no AUC: there are no held-out samples" in outcome.text and "nan" not in outcome.text
     assert summary(tmp_path)["auc"] is None and summary(tmp_path)["log_loss"] is None
+
+
+def test_quick_evaluations_leave_every_bit_of_the_training(tmp_path):
+    """With a node per rank, whose rows are requested a step ahead."""
+    nodes = ["table.ranks_per_node=1", "table.exchange=messages", "table.round_steps=1"]
+    own = [*nodes, "data.scale=0.0005", "table.dim=4", "steps=120", "log.every_steps=10", "device=cpu"]
+    for name, more in (("quick", []), ("none", ["eval.every_steps=0"])):
+        outcome = train(2, *own, *more, "batch_size=32", f"run.dir={tmp_path}/{name}")
+        assert outcome.code == 0, outcome.text
+    lines = [json.loads(line) for line in (tmp_path / "quick/evaluation.jsonl").read_text().splitlines()]
+    assert 2 <= len(lines) <= 10 and lines[0]["of_samples"] == 2048 and "of_samples" not in lines[-1]
+    steps = [line["step"] for line in lines]
+    assert steps[0] == 12 and steps[-1] == 120 and set(steps) <= set(range(12, 121, 12))  # less on a slow machine
+    assert losses(tmp_path / "quick") == losses(tmp_path / "none")
+    assert summary(tmp_path / "quick")["auc"] == summary(tmp_path / "none")["auc"]

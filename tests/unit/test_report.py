@@ -530,8 +530,8 @@ def test_the_best_value_is_compared_where_a_run_followed_it(write):
 def test_a_task_s_own_figure_is_compared(write):
     rated = {key: value for key, value in SUMMARY.items() if key not in ("auc", "log_loss")} | {"rmse": 0.25}
     folder = write("a", summary=rated, evaluations=(), data={"_target_": "ratings.Ratings"})
-    told = {"step": 40, "samples": 5120, "elapsed_s": 1.0, "rmse": 0.25}
-    (folder / "evaluation.jsonl").write_text(json.dumps(told) + "\n")
+    told = [{"step": step, "samples": 128 * step, "elapsed_s": 1.0, "rmse": 0.25} for step in (20, 40)]
+    (folder / "evaluation.jsonl").write_text("".join(f"{json.dumps(values)}\n" for values in told))
     assert comparison([folder]).split()[:2] == ["run", "rmse"]
     page, _ = page_of(folder)
     assert page.rows["model and data"] == ["wdl on ratings.Ratings"]
@@ -549,8 +549,18 @@ def test_bytes_so_far_are_those_of_all_steps(write):
 @pytest.mark.parametrize("count", [1, 2, 10_000])
 def test_few_lines_and_many_make_a_page(write, count):
     page, text = page_of(write("a", lines=[line(step) for step in range(1, count + 1)]))
-    assert set(page.titles) >= ALL and len(text) < 2_100_000
-    assert ("A step of a" in page.titles) == (count > 1)
+    of_lines = {"Loss", "Samples per second", "Own work of the ranks", "Bytes of a step", *OF_A_CACHE}
+    of_lines -= {"Staleness of all reads"}
+    assert set(page.titles) >= (ALL if count > 1 else ALL - of_lines) and len(text) < 2_100_000
+    assert ("A step of a" in page.titles) == ("Loss" in page.titles) == (count > 1)
+
+
+def test_what_has_one_point_is_no_picture(write):
+    page, _ = page_of(write("a", evaluations=(40,)))
+    assert not {"AUC", "Log loss", "AUC over bytes"} & set(page.titles) and "Loss" in page.titles
+    assert notes(page, "Not shown: AUC, ", "it was evaluated once (eval.every_steps)")
+    page, _ = page_of(write("b", evaluations=(40,)), write("c"))
+    assert "AUC" in page.titles and notes(page, "Not shown for b: AUC", "it was evaluated once")
 
 
 def test_what_is_thinned_keeps_its_mean():
