@@ -51,7 +51,8 @@ def names_of(source, samples):
     ("parquet", GRADES / 1.0, ("-1", "2", "10")), ("csv", GRADES / 1.0, ("-1", "2", "10")),
     ("csv", COLOURS, ("dark blue", "green", "red")), ("parquet", COLOURS, ("dark blue", "green", "red")),
     ("parquet", pa.array(COLOURS).dictionary_encode(), ("dark blue", "green", "red")),
-    ("parquet", GRADES > 1, ("false", "true")),
+    ("parquet", GRADES > 1, ("false", "true")), ("csv", GRADES > 1, ("false", "true")),
+    ("csv", [("TRUE", "true", "False")[i % 3] for i in range(NUM)], ("false", "true")),
 ])  # fmt: skip
 def test_classes_are_the_distinct_labels_in_their_order(tmp_path, form, label, expected):
     told = []

@@ -31,6 +31,7 @@ from hetmpi.data.tabular.rules import LAST, NUMBER
 from hetmpi.data.tabular.times import NAMES, moments
 
 NUMBER_TEXT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+TRUE_TEXT, FALSE_TEXT = "^(?i:true)$", "^(?i:false)$"
 NAN_TEXT = r"^[+-]?(?i:nan)$"
 INTEGER_TEXT = r"^-?[0-9]{1,18}$"
 TIME_TEXT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?$"
@@ -452,9 +453,11 @@ def one_label(
 
 
 def class_label(array: pa.Array, name: str, missing: tuple[str, ...]) -> tuple[pa.Array, Fault | None]:
-    """Texts (n,) of classes, alike for integers in any type, and rows without one."""
+    """Texts (n,) of classes, alike for integers and booleans in any type, and rows without one."""
     texts, none = trimmed(as_text(array), missing)
-    texts = decoded(pc.replace_substring_regex(texts, pattern=r"^(-?[0-9]+)\.0*$", replacement=r"\1"))
+    for pattern, replacement in ((r"^(-?[0-9]+)\.0*$", r"\1"), (TRUE_TEXT, "true"), (FALSE_TEXT, "false")):
+        texts = pc.replace_substring_regex(texts, pattern=pattern, replacement=replacement)
+    texts = decoded(texts)
     if pa.types.is_floating(array.type):
         none |= np.asarray(pc.is_nan(array).fill_null(True))
     fault = Fault(name, "missing label", "is no label, as it is missing", none) if none.any() else None
