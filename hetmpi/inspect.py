@@ -20,7 +20,7 @@ from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, list_files, list_u
 from hetmpi.data.tabular.layout import ColumnSample, Layout, guess_delimiter, layout_of, sampled, seen_of
 from hetmpi.data.tabular.prepare import UNIT_BYTES, enough_memory
 from hetmpi.data.tabular.reading import all_missing, likely_positive
-from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, MAP, NESTED, near
+from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, MAP, NESTED, near, vector_size
 from hetmpi.data.tabular.text import EqualNames, head_of, header_of
 from hetmpi.errors import UserError, printable
 
@@ -144,6 +144,9 @@ def column_line(name: str, layout: Layout, seen: ColumnSample) -> str:
         remark += f"; here {seen.scaling}" if seen.scaling else ""
     elif kind == NESTED:
         rule, remark = f"{where}, kind: drop", "nested values cannot be used"
+    elif vector_size(kind) is not None:
+        rule, remark = f"{where}, kind: number, transform: auto", f"vectors of {vector_size(kind)} numbers"
+        has_own = False
     elif kind in (LIST, MAP):
         rule, remark = f"{rule}, pool: mean, max_len: 50", "lists" if kind == LIST else "values with weights"
     elif seen.is_time and has_own:

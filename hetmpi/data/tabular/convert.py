@@ -493,13 +493,18 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
         values, fault = weights(column_of(raw, reading.sample_weight), reading, path)
         arrays.append(pa.array(values))
         faults += [fault] if fault else []
-    of_values = []
+    of_values, vectors = [], {}
     for column in reading.columns:
         try:
             if column.is_weighted:
                 values, found, bad, wrong = weighted_lists(raw, column, reading)
                 of_values.append(found)
                 faults += wrong
+            elif column.vector is not None:
+                if column.vector not in vectors:
+                    vectors[column.vector], wrong = vectors_of(column_of(raw, column.vector), column, reading)
+                    faults += wrong
+                values, bad = pa.array(np.ascontiguousarray(vectors[column.vector][:, column.place])), None
             else:
                 values, bad = one_column(column_of(raw, column.name), column, reading)
         except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -562,6 +567,24 @@ def one_column(array: pa.Array, column: StoredColumn, reading: Reading) -> tuple
     else:
         values, bad = integers(array, missing)
     return pa.array(values), bad
+
+
+def vectors_of(array: pa.Array, column: StoredColumn, reading: Reading) -> tuple[np.ndarray, list[Fault]]:
+    """Vectors (n, size) float32, NaN for missing numbers and vectors, and rows with others."""
+    if not is_list(array.type) or not is_number_type(array.type.value_type):
+        raise DataError(f"it holds {array.type}, vectors of {column.size} numbers were expected")
+    array = array if pa.types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
+    sizes, is_null = sizes_of(array), ~np.asarray(array.is_valid())
+    is_whole = sizes == column.size
+    flat, bad = numbers(array.flatten(), reading.missing_of(column), reading.decimal)
+    found = np.full((len(sizes), column.size), np.nan, np.float32)
+    found[is_whole] = flat[np.repeat(is_whole, sizes)].reshape(-1, column.size)
+    what, faults = f"has another length than {column.size}, that of the first", []
+    if not (is_whole | is_null).all():
+        faults.append(Fault(column.vector, "vector of another length", what, ~is_whole & ~is_null))
+    if bad is not None:
+        faults.append(Fault(column.vector, "bad number", "has a number that is not finite", in_rows(bad, sizes)))
+    return found, faults
 
 
 def without(table: pa.Table, raw: pa.Table, faults: list[Fault], place, bad: BadRows) -> tuple[pa.Table, np.ndarray]:

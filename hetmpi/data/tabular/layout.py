@@ -20,7 +20,7 @@ from hetmpi.data.tabular.dialect import COMMA, COMMA_TEXT, POINT, Dialect, with_
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of
 from hetmpi.data.tabular.folders import keys_below, keys_of, top_of
 from hetmpi.data.tabular.prepare import list_folder
-from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, MAP, NESTED, STRING
+from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, MAP, NESTED, STRING, VECTOR, vector_size
 from hetmpi.data.tabular.sampling import (
     SAMPLE_BYTES,
     SAMPLE_ROWS,
@@ -199,23 +199,29 @@ def joined(name: str, found: dict[str, Found]) -> tuple[str, str | None]:
     first = {}
     for path, column in found.items():
         first.setdefault(column.type, path)
-    alone = ((kind, None) for kind in (LIST, MAP, NESTED))
+    nested = [kind for kind in first if kind in (LIST, MAP, NESTED) or vector_size(kind) is not None]
+    alone = ((kind, None) for kind in nested)
     for some, others in (*alone, (TRUTH, (INTEGER, FLOAT)), (TIME, (INTEGER, FLOAT))):
         clash = [kind for kind in first if kind not in (some, NONE) and (others is None or kind in others)]
         if some in first and clash:
             raise DataError(
-                f"data.path: column {one_line(name)} has {MANY.get(some, some)} in {first[some]} and "
-                f"{MANY.get(clash[0], clash[0])} in {first[clash[0]]}: write it alike in all files, or drop the column"
+                f"data.path: column {one_line(name)} has {many(some)} in {first[some]} and "
+                f"{many(clash[0])} in {first[clash[0]]}: write it alike in all files, or drop the column"
             )
-    kind = next((kind for kind in (LIST, MAP, NESTED) if kind in first), None)
-    kind = kind or sum((column.values for column in found.values()), Values()).type
+    kind = nested[0] if nested else sum((column.values for column in found.values()), Values()).type
     if kind == NONE:
         return next(iter(found.values())).declared, None
     several = {other: path for other, path in first.items() if other != NONE}
     if len({STRING if other in (TRUTH, TIME) else other for other in several}) < 2:
         return kind, None
-    places = [f"{MANY.get(other, other)} in {os.path.basename(path)}" for other, path in list(several.items())[:2]]
+    places = [f"{many(other)} in {os.path.basename(path)}" for other, path in list(several.items())[:2]]
     return kind, printable(f"{' and '.join(places)}: taken as {'number' if kind == FLOAT else 'id'}")
+
+
+def many(kind: str) -> str:
+    """Values of a type, for messages."""
+    size = vector_size(kind)
+    return MANY.get(kind, kind) if size is None else f"vectors of {size} numbers"
 
 
 def columns_of(sample: FileSample, missing_of: MissingOf) -> dict[str, Found]:
@@ -223,6 +229,9 @@ def columns_of(sample: FileSample, missing_of: MissingOf) -> dict[str, Found]:
     found = {}
     for i, name in enumerate(sample.names):
         kind = pa.binary() if sample.schema is None else sample.schema.field(i).type
+        if name in sample.vectors:
+            found[name] = Found(*[f"{VECTOR}{sample.vectors[name]}"] * 2, Values())
+            continue
         arrays = [chunk for piece in sample.pieces if name in piece.column_names for chunk in piece[name].chunks]
         found[name] = found_in(kind, arrays, missing_of(name), name in sample.fractions)
     return found

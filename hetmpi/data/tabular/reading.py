@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.dialect import POINT, Dialect
-from hetmpi.data.tabular.rules import FIRST, MAP, NUMBER, Column, texts_of
+from hetmpi.data.tabular.rules import FIRST, MAP, NUMBER, Column, texts_of, vector_size
 from hetmpi.errors import printable
 
 CLICK, PROBABILITY, CLASSES, NO_LABEL = "click", "probability", "classes", "none"
@@ -33,7 +33,8 @@ CURES = {
 class StoredColumn:
     """A column of the prepared files. as_: NUMBER, HASH of the text, or INTEGER as it is. seed: of the hash. keep:
     the end of a list from which max_len keeps values. missing: its missing values, besides those of Reading. A weight
-    for each value: weights: the separator before it; weight_column: its column; is_map: it is the value of a map."""
+    for each value: weights: the separator before it; weight_column: its column; is_map: it is the value of a map.
+    vector, place, size: the column of vectors of which it is a number, its place, and their length."""
 
     name: str
     as_: str
@@ -46,6 +47,9 @@ class StoredColumn:
     weights: str | None = None
     weight_column: str | None = None
     is_map: bool = False
+    vector: str | None = None
+    place: int = 0
+    size: int = 0
 
     @property
     def is_weighted(self) -> bool:
@@ -103,7 +107,7 @@ class Reading:
     def wanted(self) -> list[str]:
         """Names of the columns that are read."""
         splitter = self.split and self.split[0]
-        of_columns = [name for column in self.columns for name in (column.name, column.weight_column)]
+        of_columns = [name for column in self.columns for name in (column.vector or column.name, column.weight_column)]
         names = [*self.not_features, *of_columns, splitter, *self.kept]
         return list(dict.fromkeys(name for name in names if name))
 
@@ -165,7 +169,14 @@ def stored_columns(columns: list[Column]) -> tuple[StoredColumn, ...]:
     numbers = {column.name: column.number for column in columns}
     integers = {column.name for column in columns if column.is_integer}
     return tuple(
-        StoredColumn(column.name, NUMBER, missing=column.missing)
+        StoredColumn(
+            column.name,
+            NUMBER,
+            missing=column.missing,
+            vector=column.vector,
+            place=column.place,
+            size=vector_size(column.type) or 0,
+        )
         if column.kind == NUMBER
         else StoredColumn(
             column.name,

@@ -26,6 +26,7 @@ OF_ROWS = ("dim", "optim", "cache")
 NOT_SHARED = ("rows", "hash", "min_count", *OF_OPEN, *OF_ROWS)  # those of the feature whose rows are shared
 INTEGER, FLOAT, STRING, NESTED = "integer", "float", "text", "nested"  # types of a file's columns
 LIST, MAP = "list", "map"  # of ids; with a weight for each
+VECTOR = "vector "  # before the length of lists of as many numbers
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Column:
 
     name, number   in the file; position among the columns that are ids, None for numbers
     kind           ID or NUMBER
-    type           of the file's values: INTEGER, FLOAT, STRING, LIST, MAP
+    type           of the file's values: INTEGER, FLOAT, STRING, LIST, MAP, or VECTOR and a length
+    vector, place  name of the column of vectors of which it is a number, and its place therein
     weight_column  name of the column that has a weight for each value, where `weights` does not divide them in a text
     others         see docs/columns.md"""
 
@@ -56,6 +58,8 @@ class Column:
     separator: str | None = None
     weights: str | None = None
     weight_column: str | None = None
+    vector: str | None = None
+    place: int = 0
     transform: str | tuple[float, ...] = "none"  # AUTO unless a rule of a number says otherwise
     dim: int | None = None
     optim: Mapping[str, Any] = field(default_factory=dict)
@@ -84,7 +88,7 @@ class Column:
         return isinstance(self.transform, tuple)
 
 
-FOUND = ("name", "kind", "type", "number", "weight_column")  # no keys of a rule, or the first ones
+FOUND = ("name", "kind", "type", "number", "weight_column", "vector", "place")  # no keys of a rule, or the first ones
 KEYS = ("name", "kind", *(one.name for one in fields(Column) if one.name not in FOUND))
 
 
@@ -198,7 +202,10 @@ def resolve(rules: list[Rule], types: Mapping[str, str], labels: Sequence[str], 
             column = replace(column, weights=None, weight_column=column.weights)
         if column is not None:
             check_weights(column)
-            columns.append(column)
+            columns += numbers_of(column)
+    twice = next((c.name for c in columns if c.vector is not None and c.name in types), None)
+    if twice is not None:
+        raise DataError(f"data.columns: a number of a vector would be named {one_line(twice)}, as another column is")
     numbers = iter(range(len(columns)))
     columns = [Column(**{**vars(c), "number": next(numbers) if c.kind == ID else None}) for c in columns]
     check_shares(columns)
@@ -224,8 +231,9 @@ def column_of(name: str, kind: str, rule: Rule | None) -> Column | None:
     if wanted == DROP:
         refuse_keys(where, "that is dropped", known, known)
         return None
-    if kind == NESTED or (kind in (LIST, MAP) and wanted == NUMBER):
-        held = "nested values" if kind == NESTED else f"{kind}s"
+    is_vector = vector_size(kind) is not None
+    if kind == NESTED or (kind in (LIST, MAP) and wanted == NUMBER) or (is_vector and wanted != NUMBER):
+        held = "nested values" if kind == NESTED else "vectors of numbers" if is_vector else f"{kind}s"
         raise DataError(
             f"column {one_line(name)} holds {held}, which cannot be used as {wanted}: drop it by "
             f"data.columns='[{{name: {name}, kind: drop}}]'"
@@ -246,7 +254,7 @@ def kind_by(known: dict, kind: str) -> str:
     """The kind of a column without the key kind."""
     if any(key in known for key in OF_IDS):
         return ID
-    return NUMBER if kind == FLOAT or "transform" in known else ID
+    return NUMBER if kind == FLOAT or vector_size(kind) is not None or "transform" in known else ID
 
 
 def id_column(where: str, name: str, kind: str, known: dict) -> Column:
@@ -276,6 +284,19 @@ def id_column(where: str, name: str, kind: str, known: dict) -> Column:
     if "min_count" in known and rows != OPEN and (rows != AUTO or hashed):
         raise DataError(f"{where}: min_count needs rows: auto without hash, where each value has a row of its own")
     return Column(name, ID, kind, **known)
+
+
+def numbers_of(column: Column) -> list[Column]:
+    """The column, or those of the numbers of a vector, as v[0]."""
+    size = vector_size(column.type)
+    if size is None:
+        return [column]
+    return [replace(column, name=f"{column.name}[{i}]", vector=column.name, place=i) for i in range(size)]
+
+
+def vector_size(kind: str) -> int | None:
+    """The length of the vectors of a column of this type, None for other types."""
+    return int(kind.removeprefix(VECTOR)) if kind.startswith(VECTOR) else None
 
 
 def check_weights(column: Column):

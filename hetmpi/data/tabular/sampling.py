@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
@@ -20,6 +22,7 @@ from hetmpi.data.tabular.text import blocks, count_values, head_of, header_of
 
 SAMPLE_BYTES = 1 << 20  # of the begin of one file of text
 SAMPLE_ROWS = 10_000  # of a row group of one file of Parquet
+FIRST_ROWS = 64  # read at a time for a vector
 NUM_FILES = 4  # that are sampled as one is; of each of many less is read
 LEAST = 16  # at most so many times less
 NUM_PIECES = 4  # after the begin of a file of text
@@ -30,7 +33,8 @@ Result = TypeVar("Result")
 class FileSample(NamedTuple):
     """names: of the file's columns. schema: of Parquet. pieces: columns as Arrow reads them, those of text as binary
     texts; of Parquet without lists and nested values. fractions: floats of Parquet that are no integers by the
-    statistics of their row groups. keys: columns of folders (folders.py)."""
+    statistics of their row groups. keys: columns of folders (folders.py). vectors: columns of lists of fractions of
+    Parquet -> the length of the first."""
 
     path: str
     names: list[str]
@@ -38,6 +42,7 @@ class FileSample(NamedTuple):
     pieces: list[pa.Table]
     fractions: frozenset[str] = frozenset()
     keys: tuple[str, ...] = ()
+    vectors: Mapping[str, int] = MappingProxyType({})
 
 
 def with_folders(sample: FileSample, keys: Mapping[str, str | None]) -> FileSample:
@@ -125,7 +130,27 @@ def sample_parquet(path: str, num_rows: int) -> FileSample:
             pieces.append(pa.Table.from_batches([batch]))
     except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError):  # preparing names what cannot be read
         pieces = []
-    return FileSample(path, names, schema, pieces, fractions_in(metadata))
+    vectors = {name: size_of(file, chosen, name, column.type) for name, column in zip(names, schema)}
+    vectors = {name: size for name, size in vectors.items() if size}
+    return FileSample(path, names, schema, pieces, fractions_in(metadata), vectors=vectors)
+
+
+def size_of(file: pq.ParquetFile, groups: list[int], name: str, kind: pa.DataType) -> int:
+    """The length of a column of vectors of fractions, that of the first in these row groups; 0 for other columns."""
+    is_any_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    is_vector = is_any_list or pa.types.is_fixed_size_list(kind)
+    if not is_vector or not (pa.types.is_floating(kind.value_type) or pa.types.is_decimal(kind.value_type)):
+        return 0
+    if not is_any_list:
+        return kind.list_size
+    try:
+        for batch in file.iter_batches(FIRST_ROWS, groups, [name], use_threads=False) if groups else ():
+            found = next((size for size in pc.list_value_length(batch.column(0)).to_pylist() if size), 0)
+            if found:
+                return found
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError):  # preparing names what cannot be read
+        pass
+    return 0
 
 
 def fractions_in(metadata: pq.FileMetaData) -> frozenset[str]:

@@ -53,7 +53,7 @@ from hetmpi.data.tabular.reading import (
     all_missing,
     stored_columns,
 )
-from hetmpi.data.tabular.rules import ID, Column, missing_by, near, plain, read_rules, resolve, texts_of
+from hetmpi.data.tabular.rules import ID, Column, missing_by, near, plain, read_rules, resolve, texts_of, vector_size
 from hetmpi.data.tabular.split import Order, Split
 from hetmpi.data.tabular.stream import DEFAULT_VALID, Stream, check_follow
 from hetmpi.data.tabular.text import count_values, head_of
@@ -411,16 +411,18 @@ class Tabular:
         notes = {**scaled, **notes, **no_value_notes(self.encoder.columns, manifest)}
         lines = [("column", "kind", "rows", "distinct", "missing", "bytes x dim", "")]
         for i, column in enumerate(self.encoder.columns):
+            if column.vector is not None and column.place:
+                continue  # one line for all
             rows = rows_of.get(column.name)
             own, missing = rows is not None and column.share is None, manifest["missing"][i]
             lines.append((
-                printable(column.name),
+                printable(column.vector or column.name),
                 kind_text(column),
                 "" if rows is None else f"{rows:,}",
                 f"{manifest['distinct'][i] - (missing > 0 and not column.pool):,}" if column.kind == ID else "",
                 f"{missing:,}",
                 f"{4 * rows:,}" if own else "",
-                notes.get(column.name, ""),
+                "" if column.vector else notes.get(column.name, ""),
             ))  # fmt: skip
         widths = [max(len(line[j]) for line in lines) for j in range(6)]
         for line in lines:
@@ -457,6 +459,8 @@ def kind_text(column: Column) -> str:
     if column.pool == SEQUENCE:
         several = f"{most} of a sequence" if most else "a sequence"
     kind = f"id, {several}" if column.pool else "number in buckets" if column.is_buckets else column.kind
+    if column.vector is not None:
+        kind = f"{vector_size(column.type)} numbers{' in buckets' if column.is_buckets else ''}"
     return f"{kind}, rows of {printable(column.share)}" if column.share else kind
 
 
