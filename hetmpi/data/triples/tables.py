@@ -32,7 +32,8 @@ def triples_of_table(
     names_of_columns = table.column_names
     if not len(table):
         raise DataError(no_triples(path))
-    columns = columns or next((names for names in HEADERS if set(names) <= set(names_of_columns)), TABLE_COLUMNS)
+    if columns is None or set(columns) == set(NAMES_ORDER):
+        columns = next((names for names in HEADERS if set(names) <= set(names_of_columns)), TABLE_COLUMNS)
     for names, column in zip((entities, relations, entities), columns):
         if names_of_columns.count(column) != 1:
             raise DataError(
