@@ -13,6 +13,7 @@ if __name__ == "__main__":  # before the slow imports
     restart_with_naps()
 
 import contextlib
+import json
 import math
 import sys
 from argparse import Namespace
@@ -32,11 +33,11 @@ from hetmpi.errors import LARGEST, NotFinite, UserError, doing
 from hetmpi.log.display import tell
 from hetmpi.log.environment import environment
 from hetmpi.log.headline import comparison
-from hetmpi.log.runlog import OF_SAMPLES, RunLog
+from hetmpi.log.runlog import CURVES, OF_SAMPLES, RunLog
 from hetmpi.log.status import write_failed
 from hetmpi.reductions import MpiReductions, open_reductions
 from hetmpi.run import build, command_line
-from hetmpi.run.best import MetricHistory, best_of
+from hetmpi.run.best import Best, MetricHistory, best_of
 from hetmpi.run.config import compose, staleness_of
 from hetmpi.run.device import choose_device, has_bf16
 from hetmpi.run.following import Following
@@ -205,6 +206,7 @@ class Training:
             self.quick_evaluation = replace(self.evaluation, draw=cache(self._held_out(num)), num_samples=num)
         self.log_steps = build.log_steps(config, self.total_steps)
         self.log = self._opened_log()
+        self._best_curves: Best | None = None  # the evaluation whose curves are written
         self.watch = Stopwatch()
         # Of the settings, what each step needs: a look at OmegaConf's takes 20 us.
         self.accumulate, self.in_forward = config.train.accumulate, f"forward() of model={config.model_name}"
@@ -381,11 +383,23 @@ class Training:
         if columns:
             entries = figures if self.following is None else self.following.figures(figures)
             self.log.evaluation({**self._progress(step), **entries})
+            self._log_curves(step, figures, columns)
         self.bests.add(step, figures)
         if self.schedule.drops != self.bests.num_drops:
             self.schedule.drops = self.bests.num_drops
             self.tables.flush()  # from here on all ranks apply gradients with the lower rates
         return {} if columns is None else {"figures": figures, "without": self.task.without_figures(columns)}
+
+    def _log_curves(self, step: int, figures: dict, columns: list[np.ndarray]):
+        """Writes the curves of the best evaluation so far, on rank 0."""
+        metric = next(iter(figures), None)
+        if metric is None or self.following is not None:
+            return
+        self._best_curves = self._best_curves or best_of(self.task, metric)
+        self._best_curves.add(step, figures[metric])
+        if self._best_curves.step == step:
+            unseen = getattr(self.source, "unseen_values", dict)()
+            self.log.write(CURVES, json.dumps({"step": step, "unseen": unseen, **self.task.curves(columns)}) + "\n")
 
     def evaluate_quickly(self, step: int):
         """Logs the metrics of a sample of the held-out data, which decide nothing. Collective."""

@@ -27,6 +27,7 @@ PART_COLOURS = {  # own work in blue, the table in orange
     "allreduce": "#8c8c8c",
 }
 MOST_POINTS = 400  # per line; neighbours are averaged to get there
+MOST_COLUMNS = 30  # whose unseen values are drawn
 MOST_MARKS = 25  # lines with more points are drawn without markers
 DIGITS = 6  # significant digits of numbers in the page
 X_AXES = {  # key -> possible units of the axis: (size, label)
@@ -175,6 +176,60 @@ class Curve(Picture):
                 points = running_mean(points, max(5, len(points) // 20))
             drawn.add(run, points, points[:, -1], mode=marked(points))
         return drawn.figure(self.label, hoverformat=self.text, rangemode="tozero" if self.is_from_zero else "normal")
+
+
+@dataclass(frozen=True)
+class CurveOfStep(Picture):
+    """A curve of the best evaluation. key: in the run's curves. ends: of the dashed line, None for none."""
+
+    title: str
+    key: str
+    x: str
+    y: str
+    ends: tuple[tuple[float, float], tuple[float, float]] | None = None
+    caption: str = ""
+    why: str = "it has no predictions of two labels"
+
+    def points(self, run) -> list:
+        """x, y and further numbers of each point."""
+        return run.curves.get(self.key, [])
+
+    def figure(self, runs: list) -> dict:
+        traces = []
+        for run in runs:
+            x, y, *more = zip(*self.points(run))
+            said = f"step {run.curves['step']:,}: %{{x:.3g}}, %{{y:.3g}}"
+            about = {"customdata": more[0], "hovertemplate": f"{said}, %{{customdata:,}} samples"} if more else {}
+            traces.append(trace(run, x, y, mode=marked(x), **(about or {"hovertemplate": said})))
+        if self.ends is not None:
+            (x, y), line = zip(*self.ends), {"width": 1, "dash": "dot", "color": "#8c8c8c"}
+            traces.append({"type": "scatter", "mode": "lines", "x": x, "y": y, "hoverinfo": "skip", "line": line})
+        return {"data": traces, "layout": {**axes(self.x, self.y), "hovermode": "closest"}}
+
+
+def unseen_shares(run) -> dict[str, float]:
+    """Column -> percentage of its held-out values that training had not seen, the largest first."""
+    shares = {name: 100 * unseen / max(1, num) for name, (unseen, num) in run.curves.get("unseen", {}).items()}
+    return dict(sorted(shares.items(), key=lambda item: -item[1])[:MOST_COLUMNS])
+
+
+def of_best_step(runs: list) -> list:
+    """Pictures of the best evaluation, if a run has its curves."""
+    caption = "Of the best evaluation of all held-out samples."
+    most = max((max(point[:2]) for run in runs for point in run.curves.get("calibration", [])), default=1)
+    found = [
+        CurveOfStep(
+            "Calibration by tenths", "calibration", "mean prediction", "share of label 1", ((0, 0), (most, most)),
+            "A point per tenth of the predictions; on the dotted line the predictions are right on average.",
+        ),
+        CurveOfStep("ROC curve", "roc", "false positive rate", "true positive rate", ((0, 0), (1, 1)), caption),
+        CurveOfStep("Precision over recall", "precision", "recall", "precision", None, caption),
+        Bars(
+            "Unseen held-out values", unseen_shares, "% of a column's values", "{:.3g} %".format,
+            "Held-out values that training had not seen, by a sample.", "all were seen, or no column has a vocabulary",
+        ),
+    ]  # fmt: skip
+    return found if any(run.curves for run in runs) else []
 
 
 class Band(Picture):
@@ -352,7 +407,7 @@ def sections(runs: list) -> dict[str, list]:
     per_cent = {"text": ".2f", "times": 100, "why": NO_CACHE}
     behind = {"text": ".0f", "is_from_zero": True, "why": NO_CACHE}
     return {
-        "Quality": [*of_task, loss],
+        "Quality": [*of_task, loss, *of_best_step(runs)],
         "Bytes between ranks": [
             Bars("Bytes by kind", bytes_by_kind, "bytes per step, all ranks", bytes_text, "Mean over steps.", NO_BYTES),
             Curve(

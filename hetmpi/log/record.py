@@ -19,6 +19,7 @@ from hetmpi.log.figures import MOVED, is_of_task, moved_per_step
 from hetmpi.log.lines import Lines
 from hetmpi.log.run_files import (
     is_rank,
+    read_curves,
     read_environment,
     read_lines,
     read_metrics,
@@ -38,6 +39,7 @@ class Run:
     settings          key -> value, keys as on the command line
     environment       contents of environment.json, {} if there is none
     lines, evaluations  contents of metrics.jsonl, as columns, and of evaluation.jsonl, without a truncated last line
+    curves            contents of curves.json, {} if there is none
     summary           contents of summary.json, {} until the run has ended"""
 
     def __init__(self, folder: Path, name: str, number: int):
@@ -54,6 +56,7 @@ class Run:
             read_status(folder / status.STATUS),
         )
         self.lines, self.evaluations = read_metrics(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
+        self.curves = read_curves(folder / "curves.json")
         self._add_moved_bytes()
         self.summary = read_summary(folder / "summary.json")
         by_rank = self.summary.get("by_rank")

@@ -20,6 +20,7 @@ MANY_LINES = 1000  # are read as columns
 MOST_KEYS = 1000  # of all lines of a file: the page has pictures of each
 MOST_LEVELS = 64  # of groups and lists in config.yaml
 MOST_BINS = 64  # of a histogram of lags
+CURVE_WIDTHS, MOST_CURVE_POINTS = {"calibration": 3, "roc": 2, "precision": 2}, 1000
 LARGEST_COUNT = 1 << 53
 COUNTS = ("step", "steps", "first_step", "world_size", "slowest_rank")
 NUMBERS = {key for key, figure in FIGURES.items() if figure.group and key != "lags"} - set(COUNTS)
@@ -138,6 +139,24 @@ def read_environment(path: Path) -> dict:
     hosts = found.get("ranks_by_host") or {}
     if not isinstance(hosts, dict) or not all(map(is_count, hosts.values())):
         raise UserError(f"{shown(path)}: ranks_by_host must be numbers of ranks by host: remove the file")
+    return found
+
+
+def read_curves(path: Path) -> dict:
+    """The contents of curves.json, {} if there is none. Raises UserError."""
+    found = read_object(path)
+    for name, width in CURVE_WIDTHS.items():
+        points = found.get(name, [])
+        is_right = isinstance(points, list) and len(points) <= MOST_CURVE_POINTS
+        if not is_right or not all(isinstance(p, list) and len(p) == width and all(map(is_number, p)) for p in points):
+            raise UserError(f"{shown(path)}: {name} must be points of {width} numbers: remove the file")
+    unseen = found.get("unseen", {})
+    if not isinstance(unseen, dict) or not all(
+        isinstance(counts, list) and len(counts) == 2 and all(map(is_count, counts)) for counts in unseen.values()
+    ):
+        raise UserError(f"{shown(path)}: unseen must be two counts by column: remove the file")
+    if found and not is_count(found.get("step")):
+        raise UserError(f"{shown(path)}: step must be an integer of at least 0: remove the file")
     return found
 
 

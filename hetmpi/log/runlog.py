@@ -12,6 +12,9 @@ The run folder holds
                       slowest_rank                    the rank with the most own work
   evaluation.jsonl  one line per evaluation, each with at least `step`; samples and elapsed_s as above
   events.out.tfevents.*  the values of both files for TensorBoard (events.py)
+  curves.json       curves of the best evaluation of all held-out samples, by the task's first metric (tasks/curves.py),
+                    its step, and `unseen`: of each column how many held-out values training had not seen, and how many
+                    there are
   trace.json        with train.profile=true: every rank's last steps, for chrome://tracing or Perfetto
   summary.json      written when the run finishes; complete if it exists. by_rank: host, and ms per step of each part,
                     for every rank. With eval.patience or checkpoint.best, or if the best evaluation was not the last:
@@ -53,8 +56,9 @@ from hetmpi.spans import Spans
 
 SHOWN_NAME = "standard output"
 TICK_S = 0.3  # time between two updates of the progress display
+CURVES = "curves.json"
 OF_SAMPLES = "of_samples"  # key of the number of samples of an evaluation of some
-OF_AN_EARLIER_RUN = ("summary.json", "trace.json", "report.html")
+OF_AN_EARLIER_RUN = ("summary.json", CURVES, "trace.json", "report.html")
 
 
 class RunLog:

@@ -38,6 +38,7 @@ from hetmpi.metrics import (
     without_auc,
 )
 from hetmpi.table.spec import TableSpec
+from hetmpi.tasks.curves import curves
 from hetmpi.tasks.losses import CLASSES, CLICK, NUMBER, PROBABILITY, ClassLoss, check_loss, check_weighted
 from hetmpi.tasks.task import Task
 
@@ -311,6 +312,14 @@ class ClickThroughRate(Task):
             if len(self.labels) == 1:
                 figures["teacher_auc"] = metrics["auc"](label, rest[0], *weights) if rest else None
         return {name: None if value is None or math.isnan(value) else value for name, value in figures.items()}
+
+    def curves(self, columns: list[np.ndarray]) -> dict[str, list]:
+        """Of several labels those of the first."""
+        if self.predicts_numbers or self.classes:
+            return {}
+        label, logit, *others = self._by_label(columns)[0]
+        weights = others[self._group is not None :] if self.is_weighted else []
+        return curves(label, logit, *weights[:1])
 
     def without_figures(self, columns: list[np.ndarray]) -> str | None:
         for name, (label, logit, *others) in zip(self.labels, self._by_label(columns)):

@@ -84,6 +84,10 @@ class Task(Protocol):
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
         """Metrics of the columns of all held-out batches, [] if there are none; None for an undefined metric."""
 
+    def curves(self, columns: list[np.ndarray]) -> dict[str, list]:
+        """Curves of the columns of figures() for the report (hetmpi/tasks/curves.py), {} without."""
+        return {}
+
     def without_figures(self, columns: list[np.ndarray]) -> str | None:
         """Reason in one sentence why a metric is undefined; None if all are defined."""
 

@@ -17,7 +17,9 @@ SUMMARY = {"steps": 10, "auc": 0.7, "pulled_bytes": 1000, "by_rank": [{"host": "
 SETTINGS = {"steps": 10, "table": {"staleness": 10, "cache": {"capacity_rows": None, "capacity_fraction": 0.1}}}
 
 
-def written(folder, settings=SETTINGS, line=LINE, evaluation=LINE, summary=SUMMARY, environment=None, status=None):
+def written(
+    folder, settings=SETTINGS, line=LINE, evaluation=LINE, summary=SUMMARY, environment=None, status=None, curves=None
+):
     """A run folder of these contents: texts as they are, other values as JSON."""
     files = {
         "config.yaml": settings,
@@ -26,6 +28,7 @@ def written(folder, settings=SETTINGS, line=LINE, evaluation=LINE, summary=SUMMA
         "summary.json": summary,
         "environment.json": environment,
         "status.json": status,
+        "curves.json": curves,
     }
     for name, value in files.items():
         if value is not None:
@@ -86,6 +89,12 @@ LONG = "1" * 400
         ({"summary": " " * (LARGEST_OBJECT + 1)}, "summary.json cannot be read: it is larger than 16,777,216 bytes"),
         ({"environment": {"ranks_by_host": {"a": "x"}}}, "ranks_by_host must be numbers of ranks by host"),
         ({"environment": {"ranks_by_host": [1]}}, "ranks_by_host must be numbers of ranks by host"),
+        ({"curves": {"step": 1, "roc": [[1]]}}, "curves.json: roc must be points of 2 numbers: remove the file"),
+        ({"curves": {"step": 1, "calibration": 5}}, "calibration must be points of 3 numbers"),
+        ({"curves": {"step": 1, "precision": [[0, 0]] * 2000}}, "precision must be points of 2 numbers"),
+        ({"curves": {"step": 1, "unseen": {"a": [1, -1]}}}, "unseen must be two counts by column"),
+        ({"curves": {"roc": []}}, "curves.json: step must be an integer of at least 0"),
+        ({"curves": "[" * 100_000}, "curves.json is not JSON (nested too deeply)"),
         ({"status": {"state": "running", "time": "now"}}, "status.json: time must be a number"),
         ({"status": "[" * 100_000}, "status.json is not JSON (nested too deeply): remove the file"),
     ],
@@ -96,7 +105,7 @@ def test_a_file_that_no_training_wrote_is_refused_in_one_line(tmp_path, files, r
 
 
 @pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "evaluation.jsonl", "summary.json", "environment.json", "status.json"]
+    "name", ["metrics.jsonl", "evaluation.jsonl", "summary.json", "environment.json", "status.json", "curves.json"]
 )
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 def test_only_regular_files_are_read(tmp_path, name, make):

@@ -22,6 +22,7 @@ from hetmpi.metrics import (
     soft_normalised_entropy,
     without_auc,
 )
+from hetmpi.tasks.curves import curves
 
 SAMPLES = st.lists(st.tuples(st.booleans(), st.integers(-4, 4)), max_size=40)  # few scores: many ties
 
@@ -174,3 +175,34 @@ def test_soft_labels_and_weights_are_as_copies_of_samples_with_labels_0_and_1(sa
     for metric in (rmse, mae):
         expected = metric(quarters[copies], score[copies])
         np.testing.assert_allclose(metric(quarters, score, weight), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("num", [2, 40, 5000])
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_curves_of_predictions_have_their_auc_and_calibration(num, ties):
+    random = np.random.default_rng(num)
+    logit = random.normal(size=num).astype(np.float32)
+    logit = np.round(logit) if ties else logit
+    label = (random.random(num) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+    label[:2] = 0, 1
+    found = curves(label, logit)
+    false, true = np.array(found["roc"]).T
+    assert abs(np.trapezoid(true, false) - auc(label, logit)) < 1e-3 * (num > 100) + 1e-9
+    assert found["roc"][0] == [0, 0] and found["roc"][-1] == [1, 1] and len(found["roc"]) <= 101
+    mean, share, count = np.array(found["calibration"]).T
+    assert count.sum() == num and np.average(share, weights=count) == pytest.approx(label.mean())
+    assert (np.diff(mean) >= 0).all() and np.average(mean, weights=count) == pytest.approx(
+        (1 / (1 + np.exp(-logit))).mean()
+    )
+    assert found["precision"][-1] == pytest.approx([1, label.mean()])
+
+
+def test_weights_count_in_curves_and_one_label_has_none():
+    label, logit = np.array([0, 1, 1.0]), np.array([0.0, 1, 2])
+    weighted = curves(label, logit, np.array([1, 2, 1.0]))
+    assert weighted == {
+        **curves(np.array([0, 1, 1, 1.0]), np.array([0.0, 1, 1, 2])),
+        "calibration": weighted["calibration"],
+    }
+    assert curves(np.ones(3), logit) == curves(np.empty(0), np.empty(0)) == {}
+    assert curves(label, np.array([0, np.nan, 1])) == {}

@@ -165,11 +165,12 @@ def test_the_page_of_a_training_has_every_picture_and_its_figures(trained):
     report.main([str(trained)])
     page = Page((trained / "report.html").read_text())
     found = summary(trained)
-    assert set(page.titles) == ALL | OF_CLICKS | {f"A step of {trained.name}"}
+    of_step = {"Calibration by tenths", "ROC curve", "Precision over recall"}
+    assert set(page.titles) == ALL | OF_CLICKS | of_step | {f"A step of {trained.name}"}
     assert page.rows["AUC on held-out data"] == [f"{found['auc']:.4f}"]
     assert page.rows["ranks"][0].startswith("2 ranks on 1 host (")
     assert page.rows["table.cache.capacity_fraction"] == ["0.5"]  # all settings of a run alone
-    assert page.rows["state"] == ["finished after 6 steps"] and not notes(page, "Not shown")
+    assert page.rows["state"] == ["finished after 6 steps"] and not notes(page, "Not shown: A")
     moved = (found["pulled_bytes"] + found["pushed_bytes"]) / 6
     assert page.rows["bytes between ranks per step, all ranks"] == [bytes_text(moved)]
     for title, figure in page.figures.items():
@@ -553,6 +554,25 @@ def test_few_lines_and_many_make_a_page(write, count):
     of_lines -= {"Staleness of all reads"}
     assert set(page.titles) >= (ALL if count > 1 else ALL - of_lines) and len(text) < 2_100_000
     assert ("A step of a" in page.titles) == ("Loss" in page.titles) == (count > 1)
+
+
+CURVES_OF_STEP = {
+    "step": 40, "calibration": [[0.1, 0.2, 50], [0.5, 0.4, 50]], "roc": [[0, 0], [0.2, 0.7], [1, 1]],
+    "precision": [[0.5, 0.9], [1, 0.5]], "unseen": {"user": [30, 60], "item": [0, 60]},
+}  # fmt: skip
+
+
+def test_a_run_with_curves_has_pictures_of_its_best_evaluation(write):
+    folder = write("a")
+    (folder / "curves.json").write_text(json.dumps(CURVES_OF_STEP))
+    page, _ = page_of(folder, write("b"))
+    of_step = {"Calibration by tenths", "ROC curve", "Precision over recall", "Unseen held-out values"}
+    assert of_step <= set(page.titles) and notes(page, "Not shown for b: Calibration by tenths, ROC curve, Precision")
+    [unseen] = [figure for title, figure in page.figures.items() if title.startswith("Unseen")]
+    assert unseen["data"][0]["x"] == ["user", "item"] and unseen["data"][0]["y"] == [50, 0]
+    [roc] = [figure for title, figure in page.figures.items() if title.startswith("ROC")]
+    assert roc["data"][0]["x"] == [0, 0.2, 1] and roc["data"][0]["y"] == [0, 0.7, 1]
+    assert not of_step & set(page_of(write("c"))[0].titles)
 
 
 def test_what_has_one_point_is_no_picture(write):

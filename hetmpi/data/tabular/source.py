@@ -435,12 +435,16 @@ class Tabular:
         """Column -> remark that most held-out values were not seen in training, by a sample."""
         notes = {}
         min_count = {column.name: column.min_count for column in self.encoder.columns}
-        groups = np.linspace(0, self._valid.num_groups - 1, min(SAMPLE_GROUPS, self._valid.num_groups)).astype(int)
-        samples = concatenate([self._valid.group(int(group)) for group in groups])
-        for name, (unseen, num) in unseen_of(self.encoder, samples).items():
+        for name, (unseen, num) in self.unseen_values().items():
             if unseen > MOST * num:
                 notes[name] = unseen_text(unseen, num, min_count[name], "held-out values")
         return notes
+
+    def unseen_values(self) -> dict[str, tuple[int, int]]:
+        """Column with a vocabulary -> how many held-out values were not seen in training, and how many there are, in a
+        sample."""
+        groups = np.linspace(0, self._valid.num_groups - 1, min(SAMPLE_GROUPS, self._valid.num_groups)).astype(int)
+        return unseen_of(self.encoder, concatenate([self._valid.group(int(group)) for group in groups]))
 
     def _draw_order(self, epoch: int) -> Order:
         groups = self._train.num_groups
