@@ -79,6 +79,7 @@ from hetmpi.layers import FeatureRows
 from hetmpi.run.command_line import parse
 from hetmpi.run.id_rows import folders_of
 from hetmpi.run.output import RowsFile, cannot_write, part_of
+from hetmpi.trained.earlier_run import encoder_before
 from hetmpi.trained.id_rows import IdTable, replaced
 from hetmpi.trained.item_files import BestItems
 from hetmpi.trained.link_answers import LARGEST_TOP, LinkAnswers
@@ -296,7 +297,8 @@ class Prediction:
 
     def _of_split(self, overrides: list[str], config_dir: str | None, split: str, start: int, stop) -> list[Part]:
         """A part for each PART_SAMPLES positions of a split."""
-        source = source_of(self.world, self.manifest, overrides, config_dir)
+        before = encoder_before(self.checkpoint, None)
+        source = source_of(self.world, self.manifest, overrides, config_dir, before)
         self._check_features(f"data={source.name}", source, getattr(source, "num_dense", None))
         encoder = getattr(source, "encoder", None)
         if self.encoder is not None and encoder is not None and self.encoder.difference(encoder):

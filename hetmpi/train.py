@@ -51,6 +51,7 @@ from hetmpi.run.watchdog import Watchdog
 from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans, chrome_trace, own_ms
 from hetmpi.tasks.evaluation import Evaluation
+from hetmpi.trained.earlier_run import begin, encoder_before
 from hetmpi.trained.id_rows import export_changes
 from hetmpi.trained.saved_model import check_data, resumed_stream, tensors_of
 from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
@@ -118,7 +119,7 @@ def train(world: World, config: DictConfig, preemption: Preemption) -> bool:
         world = whole.split(config.table.ranks_per_node)
     is_done = True
     if config.dry_run:
-        dry_run(world, config, device)
+        dry_run(world, config, device, encoder_before(None, config.init_from and Path(config.init_from)))
     else:
         is_done = run_training(world, config, device, spans, preemption)
     if world is not whole:
@@ -162,7 +163,13 @@ class Training:
         self.saving = Saving(world, config)
         self.checkpoints, self.start = self.saving.checkpoints, self.saving.start
         self.source, self.task, self.model, self.specs = build.make_parts(
-            world, config, device, source, model, resumed_stream(self.saving.resumed, self.start.samples)
+            world,
+            config,
+            device,
+            source,
+            model,
+            resumed_stream(self.saving.resumed, self.start.samples),
+            encoder_before(self.saving.resumed, self.saving.origin),
         )
         self.following = Following.of(self)
         self.total_steps, self.steps = build.total_steps(config, self.source, world.size, self.start), self.start.step
@@ -193,6 +200,10 @@ class Training:
         if self.saving.resumed is not None:
             check_data(self.saving.resumed, self.source)
             self.checkpoints.load(self.saving.resumed, self.tables.to_save, self.model, self.dense)
+        elif self.saving.origin is not None:
+            self.num_new = begin(
+                self.saving.origin, self.checkpoints, self.tables.to_save, self.source, self.model, self.dense
+            )
         self.num_filled = self._filled()
         if self.saving.is_regular:
             self.checkpoints.reserve(self.tables.to_save)
@@ -479,7 +490,13 @@ class Training:
 
     def _origin(self) -> list[str]:
         """Where the run continues, and where its first rows come from if not from the seed."""
-        resumed, place = self.saving.resumed, self.config.table.init_from
+        resumed, place, origin = self.saving.resumed, self.config.table.init_from, self.config.init_from
+        if self.saving.origin is not None:
+            return [
+                f"init_from={origin}: its columns, rows, dense layers and optimizer state; {self.num_new:,} new rows"
+            ]
+        if resumed is not None and origin is not None:
+            return [f"resumed from {resumed}; init_from={origin} is not read"]
         if place is None:
             return [] if resumed is None else [f"resumed from {resumed}"]
         if resumed is not None:

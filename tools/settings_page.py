@@ -42,7 +42,7 @@ SECTIONS = {
     "Train": ({}, ("steps", "epochs", "batch_size", "seed", "device", "train", "loader")),
     "Optim": ({}, ("optim",)),
     "Eval": ({}, ("eval",)),
-    "Run": ({}, ("run", "resume", "dry_run", "checkpoint", "log", "watchdog")),
+    "Run": ({}, ("run", "resume", "init_from", "dry_run", "checkpoint", "log", "watchdog")),
     "Table": ({}, ("table",)),
 }
 FOR_EXPERTS = "Change these only if a measurement shows a gain."

@@ -59,11 +59,11 @@ from hetmpi.checkpoint.manifest import (
     read_manifest,
     tables_of,
 )
-from hetmpi.checkpoint.shard_files import ShardFiles, fill, shards_of
+from hetmpi.checkpoint.shard_files import EarlierKeys, ShardFiles, fill, shards_of
 from hetmpi.checkpoint.writer import Piece, Writer, refused, remove
 from hetmpi.errors import UserError
 from hetmpi.memory import available_memory, cgroup_memory
-from hetmpi.open_rows import check_entries
+from hetmpi.open_rows import LAST, check_entries
 from hetmpi.table.table import EmbeddingTable, num_used_here
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
@@ -382,16 +382,24 @@ class Checkpoints:
     def _share(self, shards: dict[str, list[ShardFiles]]) -> list[ShardFiles]:
         return list(itertools.chain(*shards.values()))[self.world.rank :: self.world.size]
 
-    def load(self, path: Path, tables, model: torch.nn.Module | None = None, optimizer=None) -> Position:
+    def load(
+        self,
+        path: Path,
+        tables,
+        model: torch.nn.Module | None = None,
+        optimizer=None,
+        earlier: Mapping[str, EarlierKeys] | None = None,
+    ) -> Position:
         """Fills the tables' shards, and the dense layers if given, from a checkpoint of any number of ranks and any
-        partition. Returns the saved position. tables: as they were saved, one or all by name. REQUIRES: no read or
-        write yet. Collective. Raises UserError on every rank if the checkpoint is of other tables or contains invalid
-        values. Only newest() and damage() compare hashes."""
+        partition. Returns the saved position. tables: as they were saved, one or all by name. earlier: for a new run,
+        whose steps begin at 0 and whose random numbers are its own: table -> the saved keys of its keys, as fill(), for
+        tables that have new rows. REQUIRES: no read or write yet. Collective. Raises UserError on every rank if the
+        checkpoint is of other tables or contains invalid values. Only newest() and damage() compare hashes."""
         tables, path = self._named(tables), Path(path)
         error = manifest = None
         try:
             manifest = read_manifest(path)
-            check_fits(path, manifest, tables)
+            check_fits(path, manifest, tables, earlier or {})
             shards = shards_of(path, manifest)
             for shard in self._share(shards):
                 shard.check()
@@ -402,18 +410,18 @@ class Checkpoints:
         try:
             for name, table in tables.items():
                 place = f"{path}: table {name}" if name else f"{path}: its table"
-                fill(table, place, tables_of(manifest)[name], shards[name])
+                fill(table, place, tables_of(manifest)[name], shards[name], (earlier or {}).get(name))
                 if table.vocabulary is not None:
                     entries = entries_of(path, dense, name, table.num_used)
+                    entries[:, LAST] *= earlier is None
                     table.vocabulary.load(entries)
-            load_state(
-                path / DENSE, dense, model, optimizer, self.world.rank if manifest["size"] == self.world.size else None
-            )
+            is_same_run = earlier is None and manifest["size"] == self.world.size
+            load_state(path / DENSE, dense, model, optimizer, self.world.rank if is_same_run else None)
         except UserError as refusal:
             error = refusal
         self.world.agree(error)
         for name, table in tables.items():
-            table.resume_at(tables_of(manifest)[name]["step"])
+            table.resume_at(tables_of(manifest)[name]["step"] if earlier is None else 0)
         return Position(manifest["step"], manifest["samples"])
 
 
@@ -437,7 +445,7 @@ def entries_of(path: Path, dense: dict, name: str, num_rows: int) -> np.ndarray:
     saved = data.get(f"{IDS_OF}{name}") if isinstance(data, dict) else None
     if saved is None:
         raise UserError(f"{place} are missing: the table had a fixed vocabulary")
-    entries = saved.numpy() if torch.is_tensor(saved) else None
+    entries = saved.numpy().copy() if torch.is_tensor(saved) else None
     check_entries(place, entries, num_rows)
     return entries
 
@@ -477,8 +485,9 @@ def described(tables: dict[str, EmbeddingTable]) -> dict[str, dict]:
     return found
 
 
-def check_fits(path: Path, manifest: dict, tables: dict[str, EmbeddingTable]):
-    """Raises UserError unless the checkpoint has these tables; partition and number of ranks may differ."""
+def check_fits(path: Path, manifest: dict, tables: dict[str, EmbeddingTable], grown: Collection[str] = ()):
+    """Raises UserError unless the checkpoint has these tables; partition and number of ranks may differ, and the number
+    of rows of those that have grown."""
     saved = tables_of(manifest)
     if set(saved) != set(tables):
         raise UserError(
@@ -487,6 +496,8 @@ def check_fits(path: Path, manifest: dict, tables: dict[str, EmbeddingTable]):
         )
     for name, mine in described(tables).items():
         for key in ("num_rows", "dim", "rule", "state_dim"):
+            if key == "num_rows" and name in grown:
+                continue
             is_open = key == "num_rows" and mine[key] < tables[name].num_rows  # rows are assigned as they are needed
             if saved[name][key] != mine[key] and not (is_open and saved[name][key] <= tables[name].num_rows):
                 table = f"table {name}" if name else "a table"

@@ -7,6 +7,7 @@ the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from hetmpi.errors import UserError
 from hetmpi.owner.route import Route, make_partition
 from hetmpi.table.table import EmbeddingTable, num_used_here
 
+EarlierKeys = Callable[[np.ndarray], np.ndarray]
 BLOCK_ROWS = 1 << 20  # rows routed together; each block opens the files of the shards that it reads
 
 
@@ -102,14 +104,20 @@ def shards_of(path: Path, manifest: dict) -> dict[str, list[ShardFiles]]:
     return found
 
 
-def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles]):
-    """Fills this rank's shard from the saved ones. place: name of the table, for messages. Raises UserError for values
-    that are invalid for training."""
+def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles], earlier: EarlierKeys | None = None):
+    """Fills this rank's shard from the saved ones. place: name of the table, for messages. earlier: the saved keys of
+    the table's keys, below 0 for new rows, which stay as they are. Raises UserError for values that are invalid for
+    training."""
     partition, rank = make_partition(saved["partition"], saved["num_rows"], len(shards)), table.world.rank
-    table.num_used = saved["num_rows"]
+    if earlier is None:
+        table.num_used = saved["num_rows"]
     num_here = num_used_here(table)
     for begin in range(0, num_here, BLOCK_ROWS):
         keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, num_here))
+        rows = slice(begin, begin + len(keys))
+        if earlier is not None:
+            keys = earlier(keys)
+            rows, keys = begin + np.flatnonzero(keys >= 0), keys[keys >= 0]
         route = Route.of_keys(partition, keys)
         for name in ARRAYS:
             values = table.shard.empty(name, len(keys))
@@ -117,4 +125,4 @@ def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles
             wrong = wrong_values(name, values)
             if wrong is not None:
                 raise UserError(f"{place}: {name} has {wrong}")
-            table.shard.assign(slice(begin, begin + len(keys)), **{name: values})
+            table.shard.assign(rows, **{name: values})

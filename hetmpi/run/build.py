@@ -21,6 +21,7 @@ from hetmpi import _C
 from hetmpi.checkpoint.checkpoints import Position
 from hetmpi.data.files import all_files
 from hetmpi.data.source import Source
+from hetmpi.data.tabular import Encoder
 from hetmpi.data.tabular.stream import Ranks, Stream
 from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing, one_line
@@ -145,11 +146,14 @@ def make_parts(
     source: Source | None = None,
     model: torch.nn.Module | None = None,
     resumed: tuple | None = None,
+    before: Encoder | None = None,
 ) -> Parts:
-    """source (prepared), model: replace those that the settings name. resumed: of a stream, as its open(). Collective.
-    Raises UserError."""
+    """source (prepared), model: replace those that the settings name. resumed: of a stream, as its open(). before: the
+    encoder with which the data begin. Collective. Raises UserError."""
     if source is None:
         source = make(config.data)
+        if before is not None and hasattr(source, "begin_with"):
+            source.begin_with(before)
         prepare(source, world, config, resumed)
     task = make_task(config, source, device)
     model = model or make_model(config, task)

@@ -104,7 +104,7 @@ class Following:
     def _evaluate(self):
         """Evaluates the model on the last file, unless the model is new. Collective."""
         training = self._training
-        if training.steps == 0 and training.config.table.init_from is None:
+        if training.steps == 0 and training.config.table.init_from is None and training.saving.origin is None:
             return
         training.evaluation = training.open_evaluation()
         if training.log is not None:

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from hetmpi.checkpoint.checkpoints import Position
 from hetmpi.counters import Counters
 from hetmpi.data.loader import Loader, Lookahead
+from hetmpi.data.tabular import Encoder
 from hetmpi.errors import LARGEST, UserError
 from hetmpi.owner.route import make_partition
 from hetmpi.owner.row_files import FileStore
@@ -88,10 +89,10 @@ ID_BYTES = 85  # at most (cpp/owner/id_map.h)
 class Plan:
     """What a run with these settings needs. Prepares the data."""
 
-    def __init__(self, world: World, config: DictConfig, device: torch.device):
-        """Collective. Raises UserError as the run would."""
+    def __init__(self, world: World, config: DictConfig, device: torch.device, before: Encoder | None = None):
+        """before: as of make_parts. Collective. Raises UserError as the run would."""
         self.world, self.config, self.device = world, config, device
-        self.source, self.task, self.model, self.specs = build.make_parts(world, config, device)
+        self.source, self.task, self.model, self.specs = build.make_parts(world, config, device, before=before)
         self.total_steps = build.total_steps(config, self.source, world.size, Position())
         self.stores = build.stores_of(config, world, self.specs)
         self.disk = self._disk()
@@ -266,9 +267,10 @@ def bytes_of(counted: Counters) -> tuple[int, int]:
     return counted.pulled_bytes, counted.push_bytes
 
 
-def dry_run(world: World, config: DictConfig, device: torch.device):
-    """Prints on rank 0 what the run needs, and whether it fits. Collective. Raises UserError as the run would."""
-    plan = Plan(world, config, device)
+def dry_run(world: World, config: DictConfig, device: torch.device, before: Encoder | None = None):
+    """Prints on rank 0 what the run needs, and whether it fits. before: as of make_parts. Collective. Raises UserError
+    as the run would."""
+    plan = Plan(world, config, device, before)
     memory, node = plan.memory(), world.node
     place, free = free_memory(node.size > 1)
     needs = world.comm.gather((world.host, memory, node.allreduce(memory.total), node.size, place, free))

@@ -22,6 +22,7 @@ class Saving:
 
     checkpoints  those in checkpoint.dir
     resumed      the checkpoint that the run resumes, None for a new run
+    origin       the checkpoint with which a new run begins (init_from), None for others
     start        first position of the run"""
 
     def __init__(self, world: World, config: DictConfig):
@@ -32,6 +33,7 @@ class Saving:
             world, config.checkpoint.dir, config.checkpoint.keep, config.checkpoint.full_every
         )
         self.resumed = self._resumed()
+        self.origin = self._origin() if self.resumed is None and config.init_from is not None else None
         self.start = Position() if self.resumed is None else position_of(self.resumed)
         self._check_folder()
         self._every_steps, self._at_end = config.checkpoint.every_steps, config.checkpoint.at_end
@@ -54,6 +56,10 @@ class Saving:
             about["encoder"] = type(encoder).__name__
         if isinstance(model, FeatureRows):
             about["joined"] = {"tables": list(model.table_dims), "pools": model.pools, "names": model.names}
+        if self.origin is not None:
+            about["init_from"] = str(self.origin)
+        elif self.resumed is not None and "init_from" in (saved := read_manifest(self.resumed)):
+            about["init_from"] = saved["init_from"]
         if hasattr(source, "digests"):
             about["graph"] = source.digests
         if hasattr(source, "order"):
@@ -100,6 +106,26 @@ class Saving:
             manifest = read_manifest(path)
             check_same(path, manifest, self._kept())
             check_columns(path, manifest, OmegaConf.to_container(self.config.model))
+        return path
+
+    def _origin(self) -> Path:
+        """The checkpoint that init_from names. Collective."""
+        path, config = Path(self.config.init_from), self.config
+        if config.table.init_from is not None:
+            raise UserError(
+                f"table.init_from={config.table.init_from}: init_from={path} has all rows: give one of them"
+            )
+        wrong = self.checkpoints.damage(path)
+        if wrong:
+            raise UserError(f"init_from={path}: {wrong[0]}: name a checkpoint, as runs/day1/checkpoints/step-00001000")
+        manifest, target = read_manifest(path), config.model.get("_target_")
+        saved = manifest.get("model_config")
+        if isinstance(saved, dict) and saved.get("_target_") != target:
+            raise UserError(
+                f"init_from={path} is of the model {saved.get('_target_')}, now it is {target}: give the same"
+            )
+        check_same(path, manifest, {"optim.dense": config.optim.dense})
+        check_columns(path, manifest, OmegaConf.to_container(config.model))
         return path
 
     def _kept(self) -> dict:

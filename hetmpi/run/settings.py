@@ -290,6 +290,11 @@ class Settings:
         most=LARGEST_BATCH,
     )
     device: str = setting("auto", "cpu to leave GPUs unused, cuda to refuse to run without them", choices=DEVICES)
+    init_from: PathText = setting(
+        None,
+        "to go on with new data: a checkpoint, with whose rows, dense layers and columns the run begins "
+        "(docs/growing.md)",
+    )
     resume: PathText = setting(None, "auto: continue from the newest checkpoint; or a checkpoint's folder")
     dry_run: bool = setting(False, "to see memory, bytes per step and hit rate without training")
     table: Table = group(Table)

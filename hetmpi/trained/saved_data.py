@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hetmpi.checkpoint.manifest import brief
 from hetmpi.data.source import Source
+from hetmpi.data.tabular import Encoder
 from hetmpi.errors import UserError
 from hetmpi.run import build
 from hetmpi.run.config import advised, composed
@@ -18,10 +19,12 @@ OURS = "hetmpi.data"
 DEEPEST = 20
 
 
-def source_of(world: World, manifest: dict, overrides: list[str], config_dir: str | None) -> Source:
+def source_of(
+    world: World, manifest: dict, overrides: list[str], config_dir: str | None, before: Encoder | None = None
+) -> Source:
     """The prepared data source of the checkpoint's training run, with `overrides`. The manifest is not trusted: the
-    class comes from the settings, and only plain values of known keys are taken from the manifest, no paths.
-    Collective. Raises UserError."""
+    class comes from the settings, and only plain values of known keys are taken from the manifest, no paths. before: as
+    of build.make_parts. Collective. Raises UserError."""
     wrong = [text for text in overrides if not re.match(r"[+~]*data\b", text)]
     if wrong:
         raise UserError(f"only settings of data can be given with a checkpoint, got {wrong[0]}")
@@ -47,6 +50,8 @@ def source_of(world: World, manifest: dict, overrides: list[str], config_dir: st
             raise UserError(f"give {', '.join(f'{key}=...' for key in sorted(missing))}")
         data: DictConfig = OmegaConf.create(OmegaConf.to_container(config.data, resolve=True))
     source = build.make(data)
+    if before is not None and hasattr(source, "begin_with"):
+        source.begin_with(before)
     build.prepare_files(source, world)
     return source
 

@@ -30,15 +30,16 @@ MISSING_KEY, UNSEEN_KEY, FIRST_KEY = 0, 1, 2  # of a vocabulary
 class IdEncoder:
     """Values of an id column -> keys 0 <= key < rows.
 
-    HASHED: value % rows. VOCABULARY: FIRST_KEY + position among `values`, sorted; MISSING_KEY, and UNSEEN_KEY for all
-    others. INTEGERS: the value, and the last row for a missing one. IDS: the value, of a table without a fixed
-    vocabulary; after training (Encoder.with_keys) the key of its row, the shared key 0 for ids without one."""
+    HASHED: value % rows. VOCABULARY: FIRST_KEY + position among `values`, sorted, or the key in `of_values` if it has
+    grown (grown.py); MISSING_KEY, and UNSEEN_KEY for all others. INTEGERS: the value, and the last row for a missing
+    one. IDS: the value, of a table without a fixed vocabulary; after training (Encoder.with_keys) the key of its row,
+    the shared key 0 for ids without one."""
 
     mode: str
     rows: int
     seed: int = 0
     values: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    of_values: np.ndarray | None = None  # IDS, after training: the keys of `values`
+    of_values: np.ndarray | None = None  # IDS after training, VOCABULARY that has grown: the keys of `values`
 
     def keys(self, values: np.ndarray, column: str) -> np.ndarray:
         """values (n,) int64 -> keys (n,) int64. Raises DataError for an integer without a row."""
@@ -52,8 +53,18 @@ class IdEncoder:
                 raise DataError(f"{place}: {values.max()} has no row, data.columns has rows: {rows}")
             return np.where(values == NO_INTEGER, self.rows - 1, values)
         place, known = places_of(values, self.values)
-        unknown = np.where(values == no_value(self.seed), MISSING_KEY, UNSEEN_KEY)
-        return np.where(known, place + FIRST_KEY, unknown)
+        keys = np.where(values == no_value(self.seed), MISSING_KEY, UNSEEN_KEY)
+        keys[known] = self.keys_of_values[place[known]]
+        return keys
+
+    @property
+    def keys_of_values(self) -> np.ndarray:
+        """Of a VOCABULARY: the keys of `values` (n,) int64."""
+        return np.arange(FIRST_KEY, FIRST_KEY + len(self.values)) if self.of_values is None else self.of_values
+
+    def has_values_of(self, other: IdEncoder) -> bool:
+        """Whether the values are the same, with the same keys."""
+        return np.array_equal(self.values, other.values) and np.array_equal(self.keys_of_values, other.keys_of_values)
 
     def _of_ids(self, ids: np.ndarray) -> np.ndarray:
         place, known = places_of(ids, self.values)
@@ -123,6 +134,11 @@ class Encoder:
         bags = tuple(replace(bag, values=self._keyed(bag.values, f.name)) for f, bag in zip(several, samples.bags))
         return replace(samples, ids=ids, bags=bags)
 
+    @property
+    def num_rows(self) -> int:
+        """Of all tables."""
+        return sum(table.num_rows for table in self.tables.values())
+
     def open_columns(self) -> dict[str, str]:
         """Column without a fixed vocabulary -> its table, of those that share no other's rows."""
         tables = {feature.name: feature.table for feature in self.features}
@@ -150,6 +166,8 @@ class Encoder:
         none = np.empty(0, np.int64)  # ids are saved with their table
         arrays = {f"values{i}": none if self.coders[n].mode == IDS else np.asarray(self.coders[n].values)
                   for i, n in enumerate(names)}  # fmt: skip
+        grown = {i: self.coders[n].of_values for i, n in enumerate(names) if self.coders[n].mode == VOCABULARY}
+        arrays |= {f"keys{i}": keys for i, keys in grown.items() if keys is not None}
         return {"encoder": np.frombuffer(json.dumps(state).encode(), np.uint8), **arrays}
 
     def with_keys(self, found: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Encoder:
@@ -172,7 +190,7 @@ class Encoder:
             for one in state["columns"]
         ]
         coders = {
-            name: IdEncoder(mode, rows, seed, np.asarray(arrays[f"values{i}"]))
+            name: IdEncoder(mode, rows, seed, np.asarray(arrays[f"values{i}"]), arrays.get(f"keys{i}"))
             for i, (name, (mode, rows, seed)) in enumerate(state["coders"].items())
         }
         scalings = {name: Scaling(*one) for name, one in state.get("scalings", {}).items()}
@@ -202,7 +220,7 @@ class Encoder:
                 return f"column {one_line(column.name)} was {scaling}, now {other_scaling}"
             if coder is not None and (coder.mode, coder.rows, coder.seed) != (found.mode, found.rows, found.seed):
                 return f"column {one_line(column.name)} had {coder.rows:,} rows, now {found.rows:,}"
-            if coder is not None and coder.mode != IDS and not np.array_equal(coder.values, found.values):
+            if coder is not None and coder.mode != IDS and not coder.has_values_of(found):
                 return f"column {one_line(column.name)} had other values"
         return None
 

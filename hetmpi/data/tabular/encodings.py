@@ -96,7 +96,7 @@ class IdEncodings:
     def _coder(self, column: Column) -> IdEncoder:
         mode = self._modes[column.name]
         if mode == INTEGERS:
-            self._check_integers(column)
+            check_integers(self._folder, self._manifest, self._columns, column)
             return IdEncoder(INTEGERS, column.rows + 1)
         if mode == VOCABULARY:
             group = self._sharing(column.name)
@@ -110,13 +110,15 @@ class IdEncodings:
         rows, most = max(1, round(self._distinct(column) * self._rows_per_value)), self._max_field_rows
         return rows if most is None else min(rows, most)
 
-    def _check_integers(self, column: Column):
-        """Raises DataError for an integer without a row."""
-        for i in self._sharing(column.name):
-            largest, unit, number = self._manifest["largest"][i]
-            if largest >= column.rows:
-                place = place_of(self._folder, self._manifest, unit, number)
-                raise DataError(
-                    f"data.path: {place}, column {one_line(self._columns[i].name)}: {largest} has no row, data.columns "
-                    f"has rows: {column.rows}, for integers from 0 to {column.rows - 1}"
-                )
+
+def check_integers(folder: str, manifest: dict, columns: Sequence[Column], column: Column) -> None:
+    """Raises DataError for a value of prepared data that has no row of a column of integers as they are. columns: of
+    the data, of which others may share its rows."""
+    for i in [i for i, one in enumerate(columns) if column.name in (one.share, one.name)]:
+        largest, unit, number = manifest["largest"][i]
+        if largest >= column.rows:
+            place = place_of(folder, manifest, unit, number)
+            raise DataError(
+                f"data.path: {place}, column {one_line(columns[i].name)}: {largest} has no row, data.columns has "
+                f"rows: {column.rows}, for integers from 0 to {column.rows - 1}"
+            )

@@ -118,6 +118,13 @@ def check_coders(encoder: Encoder):
             raise UserError(f"{place}: its rows are not those of its column")
         if coder.mode == VOCABULARY and coder.rows != len(values) + FIRST_KEY:
             raise UserError(f"{place}: {len(values):,} values must have {len(values) + FIRST_KEY:,} rows")
+        grown = coder.of_values
+        if grown is not None and (
+            coder.mode != VOCABULARY
+            or grown.dtype != np.int64
+            or not np.array_equal(np.sort(grown, axis=None), np.arange(FIRST_KEY, coder.rows))
+        ):
+            raise UserError(f"{place}: the keys of values must be int64, each from {FIRST_KEY} to {coder.rows - 1:,}")
 
 
 def check_fields(place: str, one):

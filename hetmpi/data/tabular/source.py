@@ -27,6 +27,7 @@ from hetmpi.data.tabular.encoder import Encoder
 from hetmpi.data.tabular.encodings import IdEncodings
 from hetmpi.data.tabular.files import PARQUET, TEXT, Unit, list_files, list_units
 from hetmpi.data.tabular.folders import keys_below, top_of
+from hetmpi.data.tabular.grown import Growth, check_rules
 from hetmpi.data.tabular.held_out import check_held_out
 from hetmpi.data.tabular.kept import TextKind, kind_of, typed_as
 from hetmpi.data.tabular.last import UNIT_LIST, LastRule, last_rows, span_of
@@ -53,7 +54,18 @@ from hetmpi.data.tabular.reading import (
     all_missing,
     stored_columns,
 )
-from hetmpi.data.tabular.rules import ID, Column, missing_by, near, plain, read_rules, resolve, texts_of, vector_size
+from hetmpi.data.tabular.rules import (
+    DROP,
+    ID,
+    Column,
+    missing_by,
+    near,
+    plain,
+    read_rules,
+    resolve,
+    texts_of,
+    vector_size,
+)
 from hetmpi.data.tabular.split import Order, Split
 from hetmpi.data.tabular.stream import DEFAULT_VALID, Stream, check_follow
 from hetmpi.data.tabular.text import count_values, head_of
@@ -159,6 +171,7 @@ class Tabular:
         self.times: Mapping[str, int] = {}
         self.contents: dict[str, str] = {}
         self._cure: str | None = None  # of held-out rows that are few
+        self._before: Encoder | None = None  # of the run that this one begins with
         self._conflicts: Mapping[str, str] = {}
         self.stream = Stream(self) if check_follow(follow, path, self.valid_rule) else None
 
@@ -179,6 +192,11 @@ class Tabular:
             raise UserError("data.follow=true is for training: a stream is opened by Stream.open")
         with enough_memory(self.path):
             self._prepare(rank, size, barrier, report if rank == 0 else lambda line: None)
+
+    def begin_with(self, before: Encoder) -> None:
+        """Makes the encoder of a run before that of this data, whose new values then get rows of their own (grown.py).
+        To be called before the data are prepared."""
+        self._before, self.labels = before, self.labels or before.reading.labels
 
     def _prepare(self, rank: int, size: int, barrier, report) -> None:
         if self.folder is None:
@@ -245,8 +263,9 @@ class Tabular:
         if not units:
             raise DataError(f"data.path={self.path} is empty")
         layout = self._layout(list(dict.fromkeys(unit.path for unit in units)), last, rank, barrier)
-        columns = resolve(self.rules, layout.types, self.not_features, last and last.column)
+        columns = self.columns_of(layout.types, last and last.column)
         self._conflicts = layout.conflicts
+        self._say_unread(layout, last and last.column, report)
         if layout.form == TEXT and self.dialect.encoding is None and not is_utf8(head_of(train[0])):
             report(
                 f"data.path={self.path}: bytes that are not UTF-8 are ids as they are: data.encoding=latin-1, or "
@@ -261,8 +280,46 @@ class Tabular:
         )
         return job, last
 
+    def columns_of(self, types: Mapping[str, str], splitter: str | None, others: Sequence[str] | None = None):
+        """The columns that are used, of files with these types. splitter: the column of data.valid. others: those that
+        are no features. Raises DataError."""
+        if self._before is None:
+            return resolve(self.rules, types, self.not_features if others is None else others, splitter)
+        for column in self._before.columns:
+            if column.name not in types:
+                raise DataError(
+                    f"data.path={self.path} has no column {one_line(column.name)}, which the run of init_from "
+                    f"has read: {near(column.name, list(types))}"
+                )
+        return self._before.columns
+
+    def _say_unread(self, layout: Layout, splitter: str | None, report) -> None:
+        """Says which columns the run of init_from did not have."""
+        if self._before is None:
+            return
+        known = {splitter, *self.not_features, *(column.name for column in self._before.columns)}
+        rules = {name: next((rule for rule in self.rules if rule.matches(name)), None) for name in layout.types}
+        dropped = {name for name, rule in rules.items() if rule and rule.settings.get("kind") == DROP}
+        unread = [name for name in layout.types if name not in known | dropped]
+        if unread:
+            report(f"data.path={self.path}: not read, as the run of init_from: {one_line(', '.join(unread), 300)}")
+
+    def encodings_of(self, folder: str, manifest: dict, columns: list[Column]) -> IdEncodings | Growth:
+        """How the columns of prepared data become keys."""
+        if self._before is not None:
+            return Growth(self._before, folder, manifest)
+        return IdEncodings(folder, manifest, columns, self.rules, self.rows_per_value, self.max_field_rows)
+
     def reading_of(self, layout: Layout, columns: list[Column], share: float = 0.0) -> Reading:
-        """How files of this layout are read. share: of the rows that are held out."""
+        """How files of this layout are read. share: of the rows that are held out. Raises DataError for rules that are
+        not those of the run of init_from."""
+        reading = self._reading_of(layout, columns, share)
+        if self._before is not None:
+            check_rules(self._before, reading, self.rules)
+            reading = replace(reading, label_missing=self._before.reading.label_missing)
+        return reading
+
+    def _reading_of(self, layout: Layout, columns: list[Column], share: float) -> Reading:
         return Reading(
             layout.form, self.names, layout.delimiter, self.dialect.quote, self.missing, self.labels, self.label_kind,
             self.positive, stored_columns(columns), share, keys=tuple(layout.keys),
@@ -322,7 +379,7 @@ class Tabular:
         manifest = read_json(self.folder, "manifest.json")
         self.contents = {"manifest.json": xxhash.xxh3_128_hexdigest(json.dumps(manifest).encode())}
         reading = Reading.from_json(manifest["reading"])
-        columns = resolve(self.rules, manifest["types"], reading.not_features, reading.split and reading.split[0])
+        columns = self.columns_of(manifest["types"], reading.split and reading.split[0], reading.not_features)
         is_other = self.labels not in ((), reading.labels) or self.sample_weight not in (None, reading.sample_weight)
         if is_other or stored_columns(columns) != reading.columns:
             raise DataError(
@@ -338,7 +395,7 @@ class Tabular:
         self.check_has_ids(columns)
         if rank == 0:
             check_held_out(self.folder, manifest, reading, self._cure)
-        modes = IdEncodings(self.folder, manifest, columns, self.rules, self.rows_per_value, self.max_field_rows)
+        modes = self.encodings_of(self.folder, manifest, columns)
         groups = modes.vocabularies()[rank::size]
         wanted = [(group, no_value(reading.columns[group[0]].seed)) for group in groups]
         vocabulary.count(self.folder, manifest, wanted, report)
@@ -357,7 +414,7 @@ class Tabular:
         if rank == 0:
             self.report(manifest, {**self._unseen(), **modes.notes, **self._conflicts}, report)
 
-    def _take_classes(self, modes: IdEncodings, manifest: dict, reading: Reading, report) -> None:
+    def _take_classes(self, modes: IdEncodings | Growth, manifest: dict, reading: Reading, report) -> None:
         """Takes the encoder, with the classes of the label."""
         if reading.label_kind != CLASSES:
             return self.take(modes.encoder(reading))

@@ -28,7 +28,6 @@ from hetmpi.data.batch import Samples, concatenate
 from hetmpi.data.files import DataError, absolute, first_line
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular.encoder import Encoder
-from hetmpi.data.tabular.encodings import IdEncodings
 from hetmpi.data.tabular.files import form_of, list_units, names_below
 from hetmpi.data.tabular.layout import NoRows
 from hetmpi.data.tabular.prepare import (
@@ -39,7 +38,7 @@ from hetmpi.data.tabular.prepare import (
     read_manifest,
     reading_prepared,
 )
-from hetmpi.data.tabular.rules import AUTO, ID, Column, resolve
+from hetmpi.data.tabular.rules import AUTO, ID, Column
 from hetmpi.data.tabular.split import Split
 from hetmpi.errors import UserError, one_line, printable
 
@@ -312,7 +311,7 @@ class Stream:
         source, columns = self._source, None
         if getattr(source, "encoder", None) is None:
             layout = ranks.from_first(lambda: source.layout_of([path]))
-            columns = resolve(source.rules, layout.types, source.not_features, None)
+            columns = source.columns_of(layout.types, None)
             source.check_has_ids(columns)
             check_rows(columns)
             rules, self._types, self._first = source.reading_of(layout, columns), layout.types, path
@@ -331,7 +330,7 @@ class Stream:
         with reading_prepared(folder):
             manifest = read_manifest(folder)
             if columns is not None and manifest["train"]:
-                modes = IdEncodings(folder, manifest, columns, source.rules)
+                modes = source.encodings_of(folder, manifest, columns)
                 source.take(modes.encoder(rules))
                 if ranks.rank == 0:
                     source.report(manifest, modes.notes, report)
