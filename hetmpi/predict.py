@@ -14,12 +14,12 @@ rows: open.
 The second form predicts positions [start, stop) of the held-out part of the data that the model was trained on, or of
 the training stream with split=train. data=NAME and data.KEY=VALUE select other data with the same features.
 
-hetmpi predict CHECKPOINT out=OUT.parquet [hidden=true] [--config-dir DIR] [data=NAME] [data.KEY=VALUE]
+hetmpi predict CHECKPOINT out=OUT.parquet [hidden=true] [new_nodes=true] [--config-dir DIR] [data=NAME] [data.KEY=VALUE]
 
 The third form, for a model of nodes, predicts all nodes of its graph over all their neighbours, and needs the memory
 that dry_run=true calls final. Columns: node, its id in the data; prediction, its class; probability of that class; of
 several labels lists of both, of all labels with a probability above one half; hidden, the activations of the last
-hidden layer, with hidden=true.
+hidden layer, with hidden=true. new_nodes=true predicts the nodes of other tables, found by their names.
 
 hetmpi predict CHECKPOINT data.path=QUESTIONS out=OUT.parquet [top=10] [without=FOLDER]
 
@@ -106,7 +106,7 @@ CLASS = "class"  # column of the most probable one
 MOST_SENT = 8  # blocks on their way to rank 0
 OF_LINKS = ("data.path", "top", "without")
 # No settings of the run.
-OWN = ("out", "split", "start", "stop", "predict.keep", "hidden", "allow", "ids", "items", *OF_LINKS[1:])
+OWN = ("out", "split", "start", "stop", "predict.keep", "hidden", "new_nodes", "allow", "ids", "items", *OF_LINKS[1:])
 Part = Callable[[], Iterator[tuple[pa.Table, Samples]]]  # kept columns and samples, in blocks
 
 
@@ -140,8 +140,9 @@ def main(world: World, arguments: list[str] | None = None):
             raise UserError(f"{name} is for models of links, or of task=retrieval")
     if is_of_nodes(manifest):
         return predict_nodes(world, checkpoint, overrides, asked.config_dir, own, out)
-    if "hidden" in own:
-        raise UserError("hidden=true is for models of nodes")
+    for name in ("hidden", "new_nodes"):
+        if name in own:
+            raise UserError(f"{name}=true is for models of nodes")
     num, mean = Prediction(world, checkpoint, overrides, asked.config_dir, **checked(own)).write(out)
     if world.rank == 0:
         print(f"hetmpi: {out}: {num:,} predictions, mean {mean:.4f}", flush=True)
@@ -157,13 +158,14 @@ def value_of(text: str) -> tuple[str, str]:
 
 def predict_nodes(world: World, checkpoint: Path, overrides: list[str], config_dir: str | None, own: dict, out: Path):
     """Predicts all nodes of a graph. Collective."""
-    wrong = sorted(set(own) - {"hidden", "allow"})
-    if wrong or out.suffix != ".parquet" or own.get("hidden", "true") not in ("true", "false"):
+    wrong = sorted(set(own) - {"hidden", "new_nodes", "allow"})
+    flags = {own.get(name, "true") for name in ("hidden", "new_nodes")}
+    if wrong or out.suffix != ".parquet" or flags - {"true", "false"}:
         raise UserError(
-            f"{checkpoint} is of a model of nodes: hetmpi predict takes out=FILE.parquet and hidden=true or false"
-            + (f", not {wrong[0]}" if wrong else "")
+            f"{checkpoint} is of a model of nodes: hetmpi predict takes out=FILE.parquet, hidden and new_nodes, "
+            "true or false" + (f", not {wrong[0]}" if wrong else "")
         )
-    outputs = NodeOutputs(world, checkpoint, overrides, config_dir, own["allow"])
+    outputs = NodeOutputs(world, checkpoint, overrides, config_dir, own["allow"], own.get("new_nodes") == "true")
     num = outputs.write(out, own.get("hidden") == "true")
     if world.rank == 0:
         print(f"hetmpi: {out}: {num:,} nodes", flush=True)

@@ -695,7 +695,8 @@ class Training:
     @cached_property
     def _encoder(self) -> dict[str, Tensor] | None:
         """On rank 0: what predict needs for files that were not prepared; None for data that are no files."""
-        encoder = getattr(self.source, "encoder", None) if self.world.rank == 0 else None
+        found = getattr(self.source, "encoder", None) or getattr(self.source, "trained_inputs", None)
+        encoder = found if self.world.rank == 0 else None
         return None if encoder is None else tensors_of(encoder.to_arrays())
 
     # Errors and cleanup.

@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from hetmpi.checkpoint.manifest import read_manifest, tables_of
+from hetmpi.checkpoint.dense_state import attempt
+from hetmpi.checkpoint.manifest import DENSE, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
+from hetmpi.data.graph.trained_inputs import TrainedInputs
 from hetmpi.errors import UserError
 from hetmpi.run.output import cannot_write, part_of
 from hetmpi.tasks.inference import Inference, activation_bytes
@@ -37,23 +39,29 @@ class NodeOutputs:
 
     def __init__(
         self, world: World, checkpoint: Path, overrides: list[str], config_dir: str | None = None,
-        allow: Sequence[str] = (),
+        allow: Sequence[str] = (), new_nodes: bool = False,
     ):  # fmt: skip
-        """overrides: Hydra overrides of data settings. allow: as for dense_layers. Collective. Raises UserError for an
-        incomplete checkpoint, data of another shape, and if memory is short."""
+        """overrides: Hydra overrides of data settings. allow: as for dense_layers. new_nodes: whether the graph may be
+        another one than that of the training, whose nodes, words and numbers are found by their names. Collective.
+        Raises UserError for an incomplete checkpoint, data of another shape, and if memory is short."""
         self.world, manifest = world, read_manifest(checkpoint)
         shards = shards_of(checkpoint, manifest)
         for shard in (shard for of_table in shards.values() for shard in of_table):
             shard.check()
         [(name, table)] = tables_of(manifest).items()
         self.saved = Saved(table, shards[name])
-        self.model, _ = dense_layers(checkpoint, manifest, dense_state(checkpoint, manifest), allow)
+        state = dense_state(checkpoint, manifest)
+        self.model, _ = dense_layers(checkpoint, manifest, state, allow)
         self.source = source_of(world, manifest, overrides, config_dir)
+        self.class_names = getattr(self.source, "class_names", [])
+        if new_nodes:
+            self._take_inputs(checkpoint, state, table["num_rows"], manifest["model_sizes"]["num_classes"])
         trained, found = {**manifest["model_sizes"], "num_rows": table["num_rows"]}, self._sizes()
         for name, size in found.items():
             if size != trained[name]:
                 raise UserError(f"{checkpoint} was trained on data with {name}={trained[name]}, here it is {size}")
-        check_graph(checkpoint, manifest, self.source)
+        if not new_nodes:
+            check_graph(checkpoint, manifest, self.source)
         self.inference = Inference(world, self.source, self.model, CHUNK, torch.device("cpu"))
 
         def message(need, place, free):
@@ -63,6 +71,30 @@ class NodeOutputs:
 
         need = activation_bytes(self.source, self.inference.sizes) if world.node.rank == 0 else 0
         refuse_if_short(world, need, world.node.size > 1, message)
+
+    def _take_inputs(self, checkpoint: Path, state: dict, num_rows: int, num_classes: int):
+        """Gives the nodes of another graph the rows of the training's. Raises UserError."""
+        data, source = state.get("data") or {}, self.source
+        if "key_hashes" not in data or not hasattr(source, "take_inputs"):
+            raise UserError(
+                f"new_nodes=true: {checkpoint} is not of tables of nodes and edges, whose nodes and words have names"
+            )
+        arrays, made = {name: tensor.numpy() for name, tensor in data.items()}, []
+        attempt(f"{checkpoint / DENSE}: data", lambda: made.append(TrainedInputs.from_arrays(arrays, num_rows)))
+        [trained] = made
+        bare, unknown = source.take_inputs(trained)
+        if bare and not source.num_dense and source.node_ids and len(source.field_rows_of_files) == 1:
+            raise UserError(
+                f"new_nodes=true: the model knows a node by its own row alone, which {bare:,} nodes lack: train with "
+                "words or numbers of the nodes, so that new ones have an input"
+            )
+        self.class_names, source.num_classes = trained.class_names, num_classes
+        if self.world.rank == 0:
+            print(
+                f"hetmpi: {unknown:,} ids of nodes and words came after the training and have no row; {bare:,} of "
+                f"{source.num_nodes:,} nodes have none at all",
+                flush=True,
+            )
 
     def _sizes(self) -> dict:
         source = self.source
@@ -98,7 +130,7 @@ class NodeOutputs:
 
     def _classes(self, logits: Tensor) -> tuple[pa.Array, pa.Array]:
         """The predicted classes of each node, by name, and their probabilities."""
-        names = np.array(self.source.class_names or range(self.source.num_classes))
+        names = np.array(self.class_names or range(self.source.num_classes))
         if not self.source.is_multilabel:
             probability, prediction = torch.softmax(logits, 1).max(1)
             return pa.array(names[prediction.numpy()]), pa.array(probability.numpy())

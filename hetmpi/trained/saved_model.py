@@ -281,7 +281,7 @@ def check_graph(checkpoint: Path, manifest: dict, source):
     if differ:
         raise UserError(
             f"{checkpoint} was saved with another graph, its {' and '.join(differ)} differ: give the data that it was "
-            "trained on, or start anew"
+            "trained on, or start anew; hetmpi predict takes other tables of nodes by new_nodes=true"
         )
 
 

@@ -67,8 +67,8 @@ class GraphFiles(GraphData):
             check_integer("data.train_per_class", train_per_class, 1)
             check_integer("data.valid_per_class", valid_per_class, 0)
         self.path, self.undirected, self.node_ids, self.dense = path, undirected, node_ids, dense
-        of_tables = texts_of("missing", missing), id, texts_of("drop", drop), label_separator, add_nodes
-        self.rules = TableRules(undirected, *of_tables)
+        rules = texts_of("missing", missing), id, texts_of("drop", drop), label_separator, add_nodes
+        self.of_tables = TableRules(undirected, *rules)
         self.per_class = None if train_per_class is None else (train_per_class, valid_per_class)
 
     def identity(self) -> tuple:
@@ -77,7 +77,7 @@ class GraphFiles(GraphData):
         except OSError as error:  # a link to nowhere
             raise DataError(f"data.path: {shown(error.filename)} cannot be read: {error.strerror}") from error
         split = self.per_class and (*self.per_class, self.seed)
-        return absolute(self.path), files, self.node_ids, self.dense, split, astuple(self.rules)
+        return absolute(self.path), files, self.node_ids, self.dense, split, astuple(self.of_tables)
 
     def read(self) -> Graph:
         path = absolute(self.path)
@@ -91,15 +91,20 @@ class GraphFiles(GraphData):
         return Graph(
             indptr, indices.astype(smallest_integers(num_nodes)), id_offsets, ids, field_rows, raw.labels,
             raw.num_classes, self._split(raw), dense, raw.names, raw.class_names, raw.weights,
-            raw.dense_names if self.dense else [],
+            raw.dense_names if self.dense else [], self._key_hashes(raw),
         )  # fmt: skip
+
+    def _key_hashes(self, raw: RawGraph) -> np.ndarray | None:
+        if raw.node_hashes is None:
+            return None
+        return np.concatenate([raw.node_hashes if self.node_ids else raw.node_hashes[:0], *raw.value_hashes])
 
     def _raw(self, path: str) -> RawGraph:
         if os.path.isfile(path):
             return read_npz(path, self.undirected)
         if is_ogb(path):
             return read_ogb(path, self.undirected, self.remarks.append)
-        return read_tables(path, self.rules, self.remarks.append)
+        return read_tables(path, self.of_tables, self.remarks.append)
 
     def _split(self, raw: RawGraph) -> np.ndarray:
         if self.per_class is None:

@@ -39,6 +39,7 @@ class Graph:
     class_names: list[str] = field(default_factory=list)  # texts of the classes, if they have any
     weights: np.ndarray | None = None  # (E,) float32 above 0, of indices; None: all 1
     dense_names: list[str] = field(default_factory=list)  # of the columns of dense, if they have any
+    key_hashes: np.ndarray | None = None  # (num_rows,) int64 of what each key stands for; None: unknown
     digests: dict[str, str] = field(default_factory=dict)  # of a prepared graph: prepared.py, digests_of
 
     @property
@@ -64,6 +65,8 @@ class RawGraph:
     class_names: list[str] = field(default_factory=list)
     weights: np.ndarray | None = None
     dense_names: list[str] = field(default_factory=list)
+    node_hashes: np.ndarray | None = None  # (N,) int64 of the users' ids of nodes; None: unknown
+    value_hashes: list[np.ndarray] = field(default_factory=list)  # (rows,) int64 of the values of each list
 
 
 def from_edges(sources: np.ndarray, targets: np.ndarray, num_nodes: int, undirected: bool):

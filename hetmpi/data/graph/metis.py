@@ -33,6 +33,10 @@ def renumbered(graph: Graph) -> Graph:
     near = Bag(graph.indices, graph.indptr)[order]
     ids = Bag(graph.ids, graph.id_offsets)[order]
     key = keys_of(ids, part[order], num_parts, graph.num_rows)
+    hashes = graph.key_hashes
+    if hashes is not None:
+        hashes = np.empty_like(hashes)
+        hashes[key] = graph.key_hashes
     return replace(
         graph,
         indptr=near.offsets,
@@ -44,6 +48,7 @@ def renumbered(graph: Graph) -> Graph:
         split=graph.split[order],
         dense=graph.dense[order],
         weights=None if graph.weights is None else Bag(graph.weights, graph.indptr)[order].values,
+        key_hashes=hashes,
         names=order if graph.names is None else graph.names[order],
     )
 

@@ -2,7 +2,7 @@
 holds one copy, in the kernel's page cache, whatever its number of ranks and whatever kills them.
 
     <folder>/graph.json     version, field_rows, num_classes, class_names, dense_names, digests, files
-            /<array>.npy    the arrays of Graph, weights if it has some; texts as UTF-8 bytes and their offsets
+            /<array>.npy    the arrays of Graph; texts as UTF-8 bytes and their offsets
 
 All files have checksums (data/checked.py), which the ranks verify at every start, each a part of the blocks.
 A folder is written under another name and renamed when it is complete.
@@ -26,6 +26,7 @@ from hetmpi.data.graph.graph import Graph, offsets_of
 VERSION = 4  # of the format
 ABANDONED_S = 3600  # an unfinished folder unchanged for this time belongs to a process that died
 ARRAYS = ("indptr", "indices", "id_offsets", "ids", "labels", "split", "dense")
+OPTIONAL = ("weights", "key_hashes")
 COUNTS = ("field_rows", "num_classes", "class_names", "dense_names")
 
 
@@ -42,8 +43,9 @@ def write_graph(graph: Graph, folder: str):
         os.makedirs(part)
         for name in ARRAYS:
             save_array(os.path.join(part, f"{name}.npy"), getattr(graph, name))
-        if graph.weights is not None:
-            save_array(os.path.join(part, "weights.npy"), graph.weights)
+        for name in OPTIONAL:
+            if getattr(graph, name) is not None:
+                save_array(os.path.join(part, f"{name}.npy"), getattr(graph, name))
         if graph.names is not None:
             write_names(graph.names, part)
         counts = {name: getattr(graph, name) for name in COUNTS}
@@ -113,7 +115,7 @@ def open_graph(folder: str, rank: int = 0, size: int = 1) -> Graph:
             "that all ranks share; remove the folder if a file of it is lost, and it is prepared again"
         ) from error
     arrays = {name: mapped(folder, name) for name in ARRAYS}
-    arrays["weights"] = mapped(folder, "weights") if "weights.npy" in counts["files"] else None
+    arrays |= {name: mapped(folder, name) for name in OPTIONAL if f"{name}.npy" in counts["files"]}
     return Graph(
         **arrays, **{name: counts[name] for name in (*COUNTS, "digests")}, names=Names(folder, counts["files"])
     )

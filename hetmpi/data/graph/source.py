@@ -18,6 +18,7 @@ from hetmpi.data.graph.graph import TEST, TRAIN, VALID, Graph, check_graph
 from hetmpi.data.graph.metis import renumbered
 from hetmpi.data.graph.prepared import VERSION, is_complete, open_graph, write_graph
 from hetmpi.data.graph.samples import Block, NodeSamples
+from hetmpi.data.graph.trained_inputs import TrainedInputs
 from hetmpi.data.graph.weighted_sampler import WeightedSampler
 from hetmpi.data.source import check_slice
 from hetmpi.errors import LARGEST, UserError, check_integer
@@ -135,6 +136,22 @@ class GraphData:
         """All neighbours of nodes [first, last): offsets (last - first + 1,) int64 from 0, nodes (e,) int64."""
         ends = self._graph.indptr[first : last + 1]
         return ends - ends[0], self._graph.indices[ends[0] : ends[-1]].astype(np.int64)
+
+    @property
+    def trained_inputs(self) -> TrainedInputs | None:
+        """What the keys and numbers of a model of this graph stand for, for other graphs; None if that is unknown."""
+        graph = self._graph
+        if graph.key_hashes is None:
+            return None
+        return TrainedInputs(graph.key_hashes, graph.dense_names, graph.class_names)
+
+    def take_inputs(self, trained: TrainedInputs) -> tuple[int, int]:
+        """Gives the nodes the keys and numbers of a model that was trained on another graph. Returns the numbers of
+        nodes without a key, and of keys that the model lacks. Raises UserError for other numbers."""
+        self.field_rows_of_files = self._graph.field_rows
+        graph, num_unknown = trained.of(self._graph)
+        self._open(graph, 1)
+        return int((np.diff(graph.id_offsets) == 0).sum()), num_unknown
 
     def names(self, nodes: np.ndarray) -> np.ndarray:
         """The user's ids of nodes (n,) int64: (n,) int64 or texts."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from hetmpi.bounded_file import shown
 from hetmpi.data.batch import Bag
@@ -41,6 +42,7 @@ from hetmpi.data.graph.columns import (
 from hetmpi.data.graph.graph import NO_LABEL, NO_PART, RawGraph, check_weights, from_edges, from_weighted_edges
 from hetmpi.data.graph.labels import MASKS, labels_of, split_of, split_of_masks
 from hetmpi.data.graph.reading import is_parquet, read_file
+from hetmpi.data.tabular.convert import hashes
 from hetmpi.data.tabular.rules import near
 from hetmpi.errors import one_line
 
@@ -137,7 +139,7 @@ def read_tables(folder: str, rules: TableRules, remark: Remark) -> RawGraph:
     if added:
         remark(f"{edges.what}: {added:,} nodes that {nodes.what} lacks are added, without label, part and features")
     labels, class_names = labels_of(nodes.column("label"), nodes.place("label"), rules.label_separator, remark)
-    lists, dense, dense_names = features_of(nodes, id_name, remark)
+    lists, value_hashes, dense, dense_names = features_of(nodes, id_name, remark)
     adjacency, weights = adjacency_of(edges, ends, num_nodes, rules.undirected)
     return RawGraph(
         adjacency,
@@ -150,6 +152,8 @@ def read_tables(folder: str, rules: TableRules, remark: Remark) -> RawGraph:
         class_names,
         weights,
         dense_names,
+        hashed("", ids),
+        value_hashes,
     )
 
 
@@ -321,9 +325,9 @@ def adjacency_of(edges: Table, ends: list[np.ndarray], num_nodes: int, undirecte
 
 
 def features_of(nodes: Table, id_name: str | None, remark: Remark):
-    """Lists of ids with their numbers of rows, numbers (N, num_dense) float32 or None, and the names of these
-    numbers."""
-    lists, dense, dense_names = [], [], []
+    """Lists of ids with their numbers of rows, the hashes of their values, numbers (N, num_dense) float32 or None, and
+    the names of these numbers."""
+    lists, value_hashes, dense, dense_names = [], [], [], []
     for name in nodes.names:
         if name in OWN_COLUMNS or name == id_name:
             continue
@@ -339,7 +343,13 @@ def features_of(nodes: Table, id_name: str | None, remark: Remark):
         else:
             bag, distinct = ids_in(values, nodes.place(name))
             lists.append((bag, len(distinct)))
-    return lists, np.concatenate(dense, axis=1) if dense else None, dense_names
+            value_hashes.append(hashed(name, distinct))
+    return lists, value_hashes, np.concatenate(dense, axis=1) if dense else None, dense_names
+
+
+def hashed(name: str, values: pa.Array) -> np.ndarray:
+    """(n,) int64 of the values of a list, or of ids, whose name is empty; equal for equal values in any type."""
+    return hashes(values, xxhash.xxh3_64_intdigest(name.encode()), ())
 
 
 def parts_of(nodes: Table, added: int) -> np.ndarray | None:
