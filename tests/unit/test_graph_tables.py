@@ -361,3 +361,83 @@ def test_samples_of_all_neighbours_are_inference_over_them_with_weights(tmp_path
     samples = source.train(0, 12)
     batch = task.batches(torch.device("cpu"))(samples)
     assert torch.allclose(model(x[samples.nodes], batch.blocks), expected[samples.nodes[:12]], atol=1e-5)
+
+
+def cells(page, heading):
+    """The first cells of the first table after a heading of a page."""
+    lines = (ROOT / "docs" / page).read_text().split(heading)[1].splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("|---")) + 1
+    rows = [line for line in lines[first:] if line.startswith("|")]
+    return [
+        row.split("|")[1].strip() for row in rows[: next((i for i, line in enumerate(lines[first:]) if not line), None)]
+    ]
+
+
+# A first cell of the table in docs/graphs.md -> columns of nodes and of edges, settings, and what must be true.
+STATED = {
+    "`id`, `src`, `dst`": ({}, {}, {}, lambda source: source.names(np.arange(2)).tolist() == [7, 3]),
+    "no `id`": ({"id": None, "node_id": IDS}, {}, {}, lambda source: source.names(np.arange(2)).tolist() == [7, 3]),
+    "`label`: integers, whole numbers, booleans, texts": (
+        {"label": [1.0, 0.0, 1.0, 0.0, 1.0, None]}, {}, {}, lambda source: source.labels.tolist() == [1, 0, 1, 0, 1, -1]
+    ),
+    '`label`: lists, or texts with `data.label_separator=" "`': (
+        {"label": ["a b", "b", "a", "b", "a", None]}, {}, {"label_separator": " "}, lambda source: source.is_multilabel
+    ),
+    "`split`; or `train_mask`, `val_mask`, `test_mask`": (
+        {"split": None, "train_mask": [True] * 5 + [None]}, {}, {}, lambda source: source.num_train == 5
+    ),
+    "numbers, booleans; in a CSV file texts that all are such": (
+        {"size": ["True", "false"] * 3}, {}, {}, lambda source: source.num_dense == 1
+    ),
+    "lists of as many fractions in all rows, `0.5 1.5` or `[0.5, 1.5]` in a CSV file": (
+        {"size": ["0.5 1.5"] * 6}, {}, {}, lambda source: source.num_dense == 2
+    ),
+    "texts; `007`": ({"size": ["007", "b c"] * 3}, {}, {}, lambda source: source.field_rows == [6, 3]),
+    "lists of integers or texts, `['a', 'b']` in a CSV file": (
+        {"size": ["['a', 'b']", "[]"] * 3}, {}, {}, lambda source: source.field_rows == [6, 2]
+    ),
+    "`weight` of edges": ({}, {"weight": [0.5] * 5}, {}, lambda source: (source.edge_weights(0, 6) == 0.5).all()),
+    "`type` of edges, structs, dates in Parquet": ({}, {"type": [1] * 5}, {}, "set data.drop="),
+    "other columns of edges, pandas' index, columns without a value": (
+        {"Unnamed: 0": range(6), "nothing": [None] * 6}, {"year": range(5)}, {},
+        lambda source: source.num_dense == 1 and sum("not read" in line for line in source.lines) == 3,
+    ),
+}  # fmt: skip
+
+
+def test_the_table_of_columns_has_a_case_for_each_row():
+    assert cells("graphs.md", "## Columns") == list(STATED)
+
+
+@pytest.mark.parametrize("stated", STATED)
+def test_columns_become_what_the_page_states(tmp_path, stated):
+    nodes, edges, settings, holds = STATED[stated]
+    if isinstance(holds, str):
+        with pytest.raises(UserError, match=holds):
+            opened(tmp_path / "kg", nodes_of(**nodes), edges_of(**edges), **settings)
+    else:
+        assert holds(opened(tmp_path / "kg", nodes_of(**nodes), edges_of(**edges), **settings))
+
+
+def test_nodes_are_visited_as_the_page_states(tmp_path):
+    assert cells("graphs.md", "are refused else.") == [
+        "training nodes", "neighbours", "held-out nodes", "parts without a split", "files, rows and columns"
+    ]  # fmt: skip
+    nodes = nodes_of(split=["train"] * 4 + ["valid"] * 2, label=list("ababab"))
+    first, second = (opened(tmp_path / "kg", nodes, seed=seed) for seed in (1, 2))
+    orders = [[source.train(4 * e, 4 * e + 4).nodes[:4].tolist() for e in range(6)] for source in (first, second)]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in sum(orders, [])) and orders[0] != orders[1]
+    assert len(set(map(tuple, orders[0]))) > 1
+    of_valid = [source.valid(0, 2).nodes[:2].tolist() for source in (first, second)]
+    assert of_valid[0] == of_valid[1] and sorted(of_valid[0]) == [4, 5]
+    drawn = [
+        opened(
+            tmp_path / "drawn",
+            nodes_of(split=None, label=list("ababab")),
+            seed=seed,
+            train_per_class=1,
+            valid_per_class=1,
+        )
+        for seed in range(8)
+    ]
+    assert len({tuple(source.split.tolist()) for source in drawn}) > 1

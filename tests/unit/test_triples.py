@@ -426,3 +426,20 @@ def test_a_damaged_wordnet_is_refused_with_file_and_line(tmp_path, line, said):
 def test_a_missing_wordnet_says_what_to_install(tmp_path):
     with pytest.raises(DataError, match="there is no data.noun: install Debian's package wordnet-base"):
         WordNet(f"{tmp_path}/none", 0).read()
+
+
+def test_triples_are_visited_and_divided_as_the_page_states(tmp_path):
+    page = (Path(__file__).resolve().parents[2] / "docs/knowledge_graphs.md").read_text()
+    table = page.split("| what | how |")[1].split("\n\n")[0]
+    rows = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    assert rows == ["training triples", "negatives", "held-out triples", "files and rows"]
+    path = written(tmp_path, {"all.txt": "".join(f"e{i % 7}\tr\te{i % 5}\n" for i in range(70))}) + "/all.txt"
+    first, second = (TripleFiles(path, seed, held_out=0.1) for seed in (1, 2))
+    for source in (first, second):
+        source.prepare(0, 1, lambda: None, lambda line: None)
+        epochs = [source.train(e * source.num_train, (e + 1) * source.num_train).triples for e in range(2)]
+        assert sorted(epochs[0].tolist()) == sorted(epochs[1].tolist()) == sorted(source.parts["train"].tolist())
+        assert epochs[0].tolist() != epochs[1].tolist()
+        assert len(source.parts["valid"]) == len(source.parts["test"]) == 3  # of 35 distinct ones
+        assert source.num_train == 2 * (35 - 6)
+    assert first.parts["valid"].tolist() != second.parts["valid"].tolist()
