@@ -66,6 +66,22 @@ def test_a_csv_and_its_parquet_train_alike(log, trained):
     assert summary(log / "parquet")["auc"] == summary(log / "run")["auc"]
 
 
+def test_a_file_of_clicks_and_one_of_others_train_as_the_mixed_rows_do(tmp_path):
+    rng, num = np.random.default_rng(0), 40_000
+    user = rng.integers(0, 30, num)
+    click = (rng.random(num) < 1 / (1 + np.exp(1.5 - rng.normal(0, 1, 30)[user]))).astype(int)
+    table = pa.table({"user": [f"u{i}" for i in user], "click": click})
+    (tmp_path / "d").mkdir()
+    for name, label in (("a", 1), ("b", 0)):
+        csv.write_csv(table.filter(pa.array(click == label)), tmp_path / f"d/{name}.csv")
+    data = ["data=tabular", f"data.path={tmp_path}/d", "data.label=click", f"data.cache={tmp_path}/prepared"]
+    settings = ["model=lr", "batch_size=32", "optim.rows_lr=0.1", "epochs=1", f"run.dir={tmp_path}/run"]
+    outcome = train(2, *data, *settings)
+    assert outcome.code == 0, outcome.text
+    found = summary(tmp_path / "run")
+    assert 0.9 < found["calibration"] < 1.1 and found["normalised_entropy"] < 0.9, found
+
+
 def test_predictions_are_the_same_bytes_on_any_number_of_ranks_in_the_order_of_the_rows(log, trained):
     found = []
     for ranks in (0, 2, 3):

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,6 +64,15 @@ def test_the_next_file_is_the_first_by_name_that_is_complete(tmp_path, capsys, m
     again.stream.look()
     said = capsys.readouterr().out
     assert "day0b.csv in" in said and "day1.csv, day2.csv in" in said, said
+
+
+def test_each_file_is_compared_over_the_ranks(tmp_path):
+    compared = []
+    ranks = replace(ALONE, check_files=lambda files: compared.append(files()))
+    found = opened(tmp_path).stream
+    put(tmp_path / "in", "day1.csv", clicks(1, 50))
+    assert found.look() == "day1.csv" and found.add("day1.csv", ranks)
+    assert compared == [[str(tmp_path / "in/day1.csv")]]
 
 
 def test_a_file_with_a_time_in_the_future_is_complete_when_it_rests(tmp_path, monkeypatch):

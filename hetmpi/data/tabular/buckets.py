@@ -14,7 +14,7 @@ import pyarrow as pa
 from hetmpi.data.tabular.files import PARQUET, Unit, compression_of, open_parquet
 
 BUCKET_BYTES = 256 << 20  # of a bucket's rows in memory, at most: twice that is needed to permute them
-SHARED_BYTES = 16 << 20  # at which a source is divided into buckets that ranks write at the same time
+SHARED_BYTES = 64 << 20  # at which a source is divided into buckets that ranks write at the same time
 SHARED_BUCKETS = 16
 BATCH_BYTES = 256 << 10  # of a bucket's rows, to be read at once
 BLOCK_BYTES = 64 << 20  # of rows that are dealt together, at most

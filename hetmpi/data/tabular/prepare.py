@@ -73,7 +73,13 @@ PIECES, BUCKET = "pieces-", "bucket-"
 UNIT_FOLDER = re.compile(rf"({PIECES}|{BUCKET})?\d{{5,}}-[0-9a-f]{{16}}(\.part-.*)?")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_MEMORY = "this process got no more memory: is there a limit (ulimit -v, a container's, Slurm's --mem)?"
-DAMAGES = (errno.ENOENT, errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EINVAL)  # a file that was there, and could be read
+DAMAGES = (
+    errno.ENOENT,
+    errno.EIO,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EINVAL,
+)  # a file that was there, and could be read
 
 
 @dataclass
