@@ -149,3 +149,18 @@ def test_a_unit_is_for_spans_of_numbers(tmp_path):
     path = log_of(tmp_path, pa.array(DAYS), "parquet")
     with pytest.raises(DataError, match="holds timestamp.*, numbers were expected: remove unit"):
         source_of(path, tmp_path / "cache", valid={"column": "ts", "last": "7d", "unit": "s"})
+
+
+def test_last_values_that_are_ordered_as_texts_are_said_and_dates_in_another_order_are_refused(tmp_path):
+    weeks, lines = [f"week {i // 40}" for i in range(360)], []
+    source = source_of(log_of(tmp_path, weeks), tmp_path / "cache", lines.append, valid={"column": "ts", "last": 2})
+    assert source.num_valid == 80
+    assert "data.valid: values of ts are ordered as texts, held out: week 7, week 8" in lines
+    days = [day.strftime("%d.%m.%Y") for day in DAYS]
+    for last in (7, "7d"):
+        with pytest.raises(DataError, match="write them (as 2024-05-01|so)"):
+            source_of(log_of(tmp_path, days), tmp_path / "cache", valid={"column": "ts", "last": last})
+    lines.clear()
+    source_of(log_of(tmp_path, [str(day) for day in DAYS]), tmp_path / "cache", lines.append,
+              valid={"column": "ts", "last": 7})  # fmt: skip
+    assert not any("ordered as texts" in line for line in lines)

@@ -833,6 +833,19 @@ def test_missing_values_in_lists_are_skipped(tmp_path):
         assert np.diff(data.encoder.samples(block).bags[0].offsets).tolist() == [1, 0, 2] * 20
 
 
+@pytest.mark.parametrize("separator, written", [(",", str), (",", json.dumps), (" ", lambda x: str(np.array(x)))])
+def test_lists_that_programs_have_written_as_text_are_without_brackets_and_quotes(tmp_path, separator, written):
+    lists = [["a", f"b{i % 3}", f"c{i % 4}"] if i % 5 else [] for i in range(120)]
+    clicks = [i % 2 for i in range(120)]
+    pq.write_table(pa.table({"x": lists, "click": clicks}), tmp_path / "a.parquet")
+    csv.write_csv(pa.table({"x": [written(x) for x in lists], "click": clicks}), tmp_path / "a.csv")
+    told, expected = [
+        samples_of(source_of(tmp_path / name, tmp_path / "cache", columns=[{"name": "x", "pool": "sum", **rule}]))
+        for name, rule in (("a.csv", {"separator": separator}), ("a.parquet", {}))
+    ]
+    assert all(map(equal, told, expected))
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_missing_values_are_none_of_labels_unless_their_rule_names_them(tmp_path, form):
     clicks, texts = [0, 1, -1] * 40, [f"t{i % 3}" for i in range(120)]
@@ -1442,3 +1455,4 @@ def test_inspect_suggests_labels_separators_and_known_arguments(tmp_path):
     assert told.count("separator") == 1
     with pytest.raises(DataError, match="did you mean bought?"):
         inspected(str(tmp_path / "a.csv"), "bougt")
+    assert 'positive: ["ja"]' in inspected(str(write(tmp_path / "b.csv", "u,kauf\n" + "x,nein\ny,ja\n" * 9)), "kauf")

@@ -31,6 +31,8 @@ from hetmpi.data.tabular.rules import LAST, NUMBER
 from hetmpi.data.tabular.times import NAMES, moments
 
 NUMBER_TEXT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+LIST_TEXT = r"^\s*\[([^\[\]]*)\]\s*$"  # [1, 2], ["a", "b"] and ['a' 'b'], as JSON, Python and numpy write lists
+QUOTED_TEXT = r"""(^|[, ]) *(?:'([^']*)'|"([^"]*)")"""  # one of their texts
 TRUE_TEXT, FALSE_TEXT = "^(?i:true)$", "^(?i:false)$"
 NAN_TEXT = r"^[+-]?(?i:nan)$"
 INTEGER_TEXT = r"^-?[0-9]{1,18}$"
@@ -280,10 +282,21 @@ def divided(array: pa.Array, column: StoredColumn) -> pa.Array:
     """A column of several values as lists of any Arrow type, texts divided into binary ones. Raises DataError."""
     array = typed(array, pa.list_(pa.string()))
     if column.separator is not None and not is_list(array.type):  # else they are divided already
-        array = pc.split_pattern(as_text(array).fill_null(b""), column.separator.encode())
+        array = parts_of(as_text(array).fill_null(b""), column.separator)
     if not is_list(array.type):
         raise DataError(f"it holds {array.type}, lists were expected")
     return array if pa.types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
+
+
+def parts_of(texts: pa.Array, separator: str) -> pa.Array:
+    """Binary texts divided into lists; of [1, 2] and ['a', 'b'], as programs write lists, without brackets and
+    quotes."""
+    has_brackets = pc.match_substring_regex(texts, LIST_TEXT)
+    if separator in (",", " ") and pc.any(has_brackets).as_py():
+        bare = pc.replace_substring_regex(texts, pattern=LIST_TEXT, replacement=r"\1")
+        bare = pc.replace_substring_regex(bare, pattern=QUOTED_TEXT, replacement=r"\1\2\3")
+        texts = pc.if_else(has_brackets, bare, texts)
+    return pc.split_pattern(texts, separator.encode())
 
 
 def lists(array: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:

@@ -30,8 +30,11 @@ from hetmpi.data.tabular.files import Unit
 from hetmpi.data.tabular.prepare import PrepareJob, list_folder, reading_prepared, rows_of
 from hetmpi.data.tabular.reading import Reading
 from hetmpi.data.tabular.times import NAMES, UNITS, date_of, moments, unit_of
+from hetmpi.errors import one_line
 
 EARLIEST, LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+OTHER_DATE = r"[0-9]{1,2}[./-][0-9]{1,2}[./-]([0-9]{4}|[0-9]{2})(?![0-9])"  # whose order as text is not that of time
+MOST_SHOWN = 5
 SPAN_TEXT = r"([1-9][0-9]{0,8})([smhdw])"
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 UNIT_LIST = f"{', '.join(UNITS[:-1])} or {UNITS[-1]}"
@@ -108,7 +111,8 @@ def check_unit(rule: LastRule, unit: str | None, least: float | None, most: floa
     if least is None:
         raise DataError(
             f"data.valid: column {rule.column} has no date or timestamp, as 2024-05-01 or 2024-05-01T12:30:00Z, of "
-            f"which the last {rule.last} could be held out: give last: N, a number of distinct values"
+            f"which the last {rule.last} could be held out: write them so, or give last: N, a number of distinct "
+            "values, which are ordered as texts"
         )
     if unit is None:
         raise DataError(
@@ -176,6 +180,10 @@ def last_values(bare: PrepareJob, reading: Reading, rule: LastRule, rank: int, s
     merged = lasts([[text.encode(errors="surrogateescape") for one in found for text in one[kind]]], num)[kind]
     if not merged:
         raise DataError(f"data.valid: column {column} has no values")
+    if kind == "texts" and moments_of(as_binary(merged)).null_count:
+        check_order(column, merged)
+        shown = one_line(", ".join(merged[-MOST_SHOWN:]))
+        bare.report(f"data.valid: values of {column} are ordered as texts, held out: {shown}")
     firsts = [text for one in found for text in one["first"][kind]]
     cure = (
         f"last: {num} counts distinct values of {column}: give more,{span_cure(column, firsts, merged)} or a share as "
@@ -184,10 +192,18 @@ def last_values(bare: PrepareJob, reading: Reading, rule: LastRule, rank: int, s
     return LastRows(replace(reading, split=(column, tuple(merged))), cure)
 
 
+def check_order(column: str, texts: list[str]):
+    """Raises DataError for the last values of a column, as texts, that seem to be dates in another order."""
+    if all(re.match(OTHER_DATE, text) for text in texts):
+        raise DataError(
+            f"data.valid: column {column} holds dates as {one_line(texts[-1], 40)}, whose order as texts is not that "
+            "of time: write them as 2024-05-01, or give a share as data.valid=0.1"
+        )
+
+
 def span_cure(column: str, firsts: list[str], lasts: list[str]) -> str:
     """A span of a tenth of the column's times, as advice; empty for a column of other values."""
-    values = pa.array([text.encode(errors="surrogateescape") for text in (*firsts, *lasts)], pa.binary())
-    found = moments_of(values)
+    found = moments_of(as_binary([*firsts, *lasts]))
     if not found.null_count:
         micros = found.cast(pa.int64()).to_numpy(zero_copy_only=False)
     else:
@@ -198,6 +214,10 @@ def span_cure(column: str, firsts: list[str], lasts: list[str]) -> str:
         micros = moments(numbers, unit)[0]
     tenth = text_of(int(micros.max() - micros.min()) // 10)
     return f" or a span of time as data.valid='{{column: {column}, last: {tenth}}}',"
+
+
+def as_binary(texts: Iterable[str]) -> pa.Array:
+    return pa.array([text.encode(errors="surrogateescape") for text in texts], pa.binary())
 
 
 def texts_of(unit: Unit, reading: Reading, column: str) -> Iterator[bytes]:

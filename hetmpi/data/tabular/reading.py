@@ -23,7 +23,7 @@ EXAMPLE_CHARS = 120
 LABEL, WEIGHT = "label", "weight"  # in prepared files
 MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")  # texts of missing values by default
 BAD_LABEL, BAD_NUMBER = "bad label", "bad number"
-POSITIVE = ("yes", "y", "true", "t")
+POSITIVE = ("yes", "y", "true", "t", "ja", "oui", "si", "sim")
 CURES = {
     BAD_NUMBER: "name texts of missing values in data.missing=[TEXT, ...], or take the column as text by kind: id",
 }
