@@ -15,12 +15,19 @@ import sys
 
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.dialect import POINT, Dialect
-from hetmpi.data.tabular.encodings import MOST_OWN
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, list_files, list_units, open_parquet
-from hetmpi.data.tabular.layout import ColumnSample, Layout, guess_delimiter, layout_of, sampled, seen_of
+from hetmpi.data.tabular.layout import (
+    ColumnSample,
+    Layout,
+    guess_delimiter,
+    layout_of,
+    sampled,
+    seen_of,
+    with_choices,
+)
 from hetmpi.data.tabular.prepare import UNIT_BYTES, enough_memory
 from hetmpi.data.tabular.reading import all_missing, likely_positive
-from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, MAP, NESTED, near, vector_size
+from hetmpi.data.tabular.rules import DROP, LIST, MAP, NESTED, NUMBER, Column, near, resolve, vector_size
 from hetmpi.data.tabular.text import EqualNames, head_of, header_of
 from hetmpi.errors import UserError, printable
 
@@ -61,6 +68,12 @@ def inspected(path: str, label: str | None = None, **settings: str) -> str:
             f"label={printable(label)}: {files[0]} has no such column: {printable(near(label, list(layout.types)))}"
         )
     label = label or guess_label(seen)
+    positive = positive_of(label, seen)
+    layout = with_choices(layout, samples, lambda name: all_missing(), label, positive and [positive])
+    columns = {
+        column.vector or column.name: column for column in resolve([], layout.types, [label], None, layout.choices)
+    }
+    layout.check(columns)
     lines = [
         f"# From {printable(files[0])}{f' and {len(files) - 1:,} more' if len(files) > 1 else ''}",
         "_target_: hetmpi.data.tabular.Tabular",
@@ -76,7 +89,8 @@ def inspected(path: str, label: str | None = None, **settings: str) -> str:
         lines += [f"decimal: {quoted(dialect.decimal)}"] if dialect.decimal != POINT else []
     if names is not None:
         lines.append(f"names: [{', '.join(map(quoted, names))}]  # the first line seems to hold values, no names")
-    return "\n".join([*lines, "columns:", *(column_line(n, layout, seen[n]) for n in layout.types if n != label)])
+    rules = (column_line(n, layout, seen[n], columns.get(n)) for n in layout.types if n != label)
+    return "\n".join([*lines, "columns:", *rules])
 
 
 def files_with_rows(path: str) -> list[str]:
@@ -120,48 +134,49 @@ def label_lines(label: str | None, seen: dict[str, ColumnSample]) -> list[str]:
         return []
     if seen[label].is_number:
         return ["label_kind: number  # for loss=mse; classes, for loss=classes, if they are codes"]
-    values = seen[label].examples
     if seen[label].distinct > 2:
-        remark = f"for loss=classes, as {shown(values)}; or positive: [TEXT], those that count as 1"
+        remark = f"for loss=classes, as {shown(seen[label].examples)}; or positive: [TEXT], those that count as 1"
         return [f"label_kind: classes  # {remark}"]
-    if not values:
+    positive = positive_of(label, seen)
+    if positive is None:
         return ["positive: ???  # labels that count as 1; none was seen"]
-    return [f"positive: [{quoted(likely_positive(values))}]  # those that count as 1, of {shown(values)}"]
+    return [f"positive: [{quoted(positive)}]  # those that count as 1, of {shown(seen[label].examples)}"]
 
 
-def column_line(name: str, layout: Layout, seen: ColumnSample) -> str:
-    """The rule of one column, with a remark."""
-    kind, where = layout.types[name], f"name: {quoted(as_rule(name, layout))}"
-    if seen.rows and not seen.distinct:
-        return f"  - {{{where}, kind: drop}}  # no value in {seen.rows:,} rows"
-    of_folders = name in layout.keys
-    place = "names of folders" if of_folders else f"{seen.rows:,} rows"
-    remark = f"{seen.distinct:,} distinct values in {place}, as {shown(seen.examples)}"
-    rule = f"{where}, kind: id"
-    has_own = seen.distinct > MOST_OWN * seen.rows and not of_folders
-    if kind == FLOAT:
-        rule = f"{where}, kind: number, transform: auto"
-        remark += f"; here {seen.scaling}" if seen.scaling else ""
-    elif kind == NESTED:
-        rule, remark = f"{where}, kind: drop", "nested values cannot be used"
-    elif vector_size(kind) is not None:
-        rule, remark = f"{where}, kind: number, transform: auto", f"vectors of {vector_size(kind)} numbers"
-        has_own = False
-    elif kind in (LIST, MAP):
-        rule, remark = f"{rule}, pool: mean, max_len: 50", "lists" if kind == LIST else "values with weights"
-    elif seen.is_time and has_own:
-        rule = f"{where}, kind: drop"
-        remark += "; a time of its own in most rows teaches nothing; valid: {column, last} can hold out the last"
-    elif kind == INTEGER:
-        remark += "; looks like a number, taken as id"
-    elif seen.weights is not None:
-        rule += f", separator: {quoted(seen.weights)}, weights: {quoted(':')}"
-        remark += "; values with weights"
+def positive_of(label: str | None, seen: dict[str, ColumnSample]) -> str | None:
+    """The text of a label that seems to count as 1, None for numbers and classes."""
+    if label is None or seen[label].is_number or not 0 < seen[label].distinct <= 2:
+        return None
+    return likely_positive(seen[label].examples)
+
+
+def column_line(name: str, layout: Layout, seen: ColumnSample, column: Column | None) -> str:
+    """The rule of one column, with a remark. column: as training has it without a rule, None if it is dropped."""
+    where, place = f"name: {quoted(as_rule(name, layout))}", f"{seen.rows:,} rows"
+    kind, why = layout.choices[name]
+    if column is None and not seen.distinct:
+        return f"  - {{{where}, kind: drop}}  # {why if layout.types[name] == NESTED else f'no value in {place}'}"
+    place = "names of folders" if name in layout.keys else place
+    remarks = [f"{seen.distinct:,} distinct values in {place}, as {shown(seen.examples)}"]
+    remarks += [why] if why and kind == (DROP if column is None else column.kind) else []
+    if column is None:
+        rule = "kind: drop"
+    elif vector_size(layout.types[name]) is not None:
+        rule = "kind: number, transform: auto"
+        remarks = [f"vectors of {vector_size(layout.types[name])} numbers"]
+    elif column.kind == NUMBER:
+        rule = "kind: number, transform: auto"
+        remarks += [f"here {seen.scaling}"] if seen.scaling else []
+    elif column.type in (LIST, MAP):
+        rule, remarks = "kind: id, pool: mean, max_len: 50", ["lists" if column.type == LIST else "values with weights"]
+    else:
+        rule = "kind: id"
+    if seen.weights is not None:
+        rule = f"kind: id, separator: {quoted(seen.weights)}, weights: {quoted(':')}"
+        remarks = [remarks[0], "values with weights"]
     elif seen.separator is not None:
-        remark += f"; if these are several values per row add separator: {quoted(seen.separator)}"
-    if has_own and rule.endswith("kind: id"):
-        remark += "; most rows have a value of their own: if this is so in all files, kind: drop"
-    return f"  - {{{rule}}}  # {remark}"
+        remarks += [f"if these are several values per row add separator: {quoted(seen.separator)}"]
+    return f"  - {{{where}, {rule}}}  # {'; '.join(remarks)}"
 
 
 def as_rule(name: str, layout: Layout) -> str:

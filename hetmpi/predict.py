@@ -300,7 +300,7 @@ class Prediction:
     def _of_split(self, overrides: list[str], config_dir: str | None, split: str, start: int, stop) -> list[Part]:
         """A part for each PART_SAMPLES positions of a split."""
         before = encoder_before(self.checkpoint, None)
-        source = source_of(self.world, self.manifest, overrides, config_dir, before)
+        source = source_of(self.world, self.manifest, overrides, config_dir, before, self.encoder)
         self._check_features(f"data={source.name}", source, getattr(source, "num_dense", None))
         encoder = getattr(source, "encoder", None)
         if self.encoder is not None and encoder is not None and self.encoder.difference(encoder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from hetmpi import _C
 from hetmpi.checkpoint.checkpoints import Position
@@ -154,10 +154,21 @@ def make_parts(
         source = make(config.data)
         if before is not None and hasattr(source, "begin_with"):
             source.begin_with(before)
+        if hasattr(source, "needed"):
+            source.needed = {*texts_in(config.model), *texts_in(config.task), *texts_in(config.eval.group)}
         prepare(source, world, config, resumed)
     task = make_task(config, source, device)
     model = model or make_model(config, task)
     return Parts(source, task, model, task.tables(model))
+
+
+def texts_in(value) -> Iterator[str]:
+    """The texts among the values of settings, some of which are names of columns."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (DictConfig, ListConfig)):
+        for part in value.values() if isinstance(value, DictConfig) else value:
+            yield from texts_in(part)
 
 
 def prepare(source: Source, world: World, config: DictConfig, resumed: tuple | None = None):

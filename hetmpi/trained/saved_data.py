@@ -20,11 +20,16 @@ DEEPEST = 20
 
 
 def source_of(
-    world: World, manifest: dict, overrides: list[str], config_dir: str | None, before: Encoder | None = None
+    world: World,
+    manifest: dict,
+    overrides: list[str],
+    config_dir: str | None,
+    before: Encoder | None = None,
+    encoder: Encoder | None = None,
 ) -> Source:
     """The prepared data source of the checkpoint's training run, with `overrides`. The manifest is not trusted: the
     class comes from the settings, and only plain values of known keys are taken from the manifest, no paths. before: as
-    of build.make_parts. Collective. Raises UserError."""
+    of build.make_parts. encoder: the run's, whose kinds of columns it follows. Collective. Raises UserError."""
     wrong = [text for text in overrides if not re.match(r"[+~]*data\b", text)]
     if wrong:
         raise UserError(f"only settings of data can be given with a checkpoint, got {wrong[0]}")
@@ -52,6 +57,8 @@ def source_of(
     source = build.make(data)
     if before is not None and hasattr(source, "begin_with"):
         source.begin_with(before)
+    if hasattr(source, "follows"):
+        source.follows = encoder
     build.prepare_files(source, world)
     return source
 

@@ -62,14 +62,14 @@ def test_long_values_are_cut_in_remarks(tmp_path):
     assert max(map(len, inspected(str(tmp_path / "a.parquet")).splitlines())) < 300
 
 
-def test_times_of_their_own_are_dropped_and_other_ids_have_a_remark(tmp_path):
+def test_times_and_ids_of_their_own_are_dropped(tmp_path):
     rows = "".join(
         f"{i % 2},2024-01-{1 + i % 28:02} 10:{i // 60:02}:{i % 60:02},u{i},2024-01-{1 + i % 9}\n" for i in range(900)
     )
     (tmp_path / "a.csv").write_text("click,when,order,day\n" + rows)
     when, order, day = inspected(str(tmp_path / "a.csv")).splitlines()[-3:]
     assert 'name: "when", kind: drop' in when and "valid: {column, last}" in when
-    assert 'name: "order", kind: id' in order and "if this is so in all files, kind: drop" in order
+    assert 'name: "order", kind: drop' in order and "most rows have a value of their own: kind: id keeps it" in order
     assert 'name: "day", kind: id' in day and "own" not in day
 
 
@@ -79,6 +79,7 @@ def test_only_times_that_data_valid_reads_are_said_to_be_times(tmp_path):
         "long": [f"2024-{day}" for day in days],
         "short": [f"2024-{day[1:]}" for day in days],
         "impossible": ["2024-02-30", *(f"2024-{day}" for day in days[1:])],
+        "user": ["a", "b"] * (len(days) // 2),
     }
     pq.write_table(pa.table({**times, "click": [0, 1] * (len(days) // 2)}), tmp_path / "a.parquet")
     advised = [rule for rule in inspected(str(tmp_path / "a.parquet")).splitlines() if "valid: {column, last}" in rule]

@@ -15,7 +15,7 @@ from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, IDS, INTEGERS, VOCABULARY, Encoder, IdEncoder
 from hetmpi.data.tabular.prepare import place_of
 from hetmpi.data.tabular.reading import Reading
-from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, OPEN, Column, Rule
+from hetmpi.data.tabular.rules import AUTO, ID, OPEN, Column, Rule
 from hetmpi.data.tabular.scaling import Moments, Scaling
 from hetmpi.errors import one_line
 
@@ -72,8 +72,6 @@ class IdEncodings:
         return estimate(functools.reduce(np.maximum, self._registers[self._sharing(column.name)]))
 
     def _mode(self, column: Column) -> str:
-        if column.type == INTEGER and not any(rule.matches(column.name) for rule in self._rules):
-            self.notes[column.name] = "looks like a number, taken as id"
         if not column.pool and self._distinct(column) > MOST_OWN * self._num_rows:
             self.notes[column.name] = "most rows have a value of their own, which teaches nothing: kind: drop"
         if column.is_integer:

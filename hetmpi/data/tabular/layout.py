@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from hetmpi.data.checked import Damaged, read_json, write_json
 from hetmpi.data.files import DataError, absolute
+from hetmpi.data.tabular.choices import Choice, choose, label_of, pieces_of
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, hashes, moments_of, no_value, numbers, trimmed
 from hetmpi.data.tabular.dialect import COMMA, COMMA_TEXT, POINT, Dialect, with_points
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of
@@ -58,7 +59,8 @@ class NoRows(DataError):
 class Layout:
     """delimiter, decimal: of text (dialect.py). types: column -> type, in the order of the first file. conflicts:
     column -> how files differ that give a column another type than one of them alone. keys: columns of folders
-    (folders.py)."""
+    (folders.py). refused: column -> why no type suits all files. choices: column -> what becomes of it without a
+    rule."""
 
     form: str
     delimiter: str
@@ -66,12 +68,26 @@ class Layout:
     types: dict[str, str]
     conflicts: dict[str, str]
     keys: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raises DataError for a column among `names` of which no type suits all files."""
+        for name in names:
+            if name in self.refused:
+                raise DataError(self.refused[name])
+
+    @staticmethod
+    def read(folder: str, name: str) -> Layout:
+        """What write() wrote. Raises Damaged, and OSError."""
+        saved = read_json(folder, name)
+        return Layout(**{**saved, "choices": {key: Choice(*one) for key, one in saved["choices"].items()}})
 
     def write(self, folder: str, name: str) -> None:
         """Writes it for the other ranks, unless the file has it already. Raises DataError."""
         list_folder(folder)
         with contextlib.suppress(OSError, Damaged):
-            if read_json(folder, name) == asdict(self):
+            if Layout.read(folder, name) == self:
                 return
         try:
             write_json(asdict(self), folder, name)
@@ -112,9 +128,21 @@ class Found(NamedTuple):
     values: Values
 
 
-def look(source: str, paths: Sequence[str], names, dialect: Dialect, missing_of: MissingOf) -> Layout:
-    """The layout of files of a source. names: of the columns of text without a header. Raises DataError."""
-    return layout_of(*sampled(source, paths, names, dialect, missing_of), missing_of)
+def look(
+    source: str, paths: Sequence[str], names, dialect: Dialect, missing_of: MissingOf, label: str | None, positive
+) -> Layout:
+    """The layout of files of a source. names: of the columns of text without a header. label, positive: of Tabular.
+    Raises DataError."""
+    samples, dialect = sampled(source, paths, names, dialect, missing_of)
+    return with_choices(layout_of(samples, dialect, missing_of), samples, missing_of, label, positive)
+
+
+def with_choices(
+    layout: Layout, samples: Sequence[FileSample], missing_of: MissingOf, label: str | None, positive
+) -> Layout:
+    """The layout with the choices for its columns."""
+    values = None if label is None else label_of(pieces_of(samples, label), missing_of(label), positive)
+    return replace(layout, choices=choose(layout.types, samples, values, missing_of))
 
 
 def sampled(
@@ -186,29 +214,44 @@ def layout_of(samples: Sequence[FileSample], dialect: Dialect, missing_of: Missi
     """The layout of files from their samples. Raises DataError for columns that no type suits."""
     form = TEXT if samples[0].schema is None else PARQUET
     found = [(sample.path, columns_of(sample, missing_of)) for sample in samples]
-    types, conflicts = {}, {}
+    types, conflicts, refused = {}, {}, {}
     for name in samples[0].names:
-        types[name], conflict = joined(name, {path: columns[name] for path, columns in found if name in columns})
+        columns = {path: columns[name] for path, columns in found if name in columns}
+        types[name], conflict = joined(columns)
         conflicts |= {name: conflict} if conflict else {}
-    return Layout(form, dialect.delimiter, dialect.decimal, types, conflicts, list(samples[0].keys))
+        clash = clash_of(name, columns)
+        refused |= {name: clash} if clash else {}
+    return Layout(form, dialect.delimiter, dialect.decimal, types, conflicts, list(samples[0].keys), refused)
 
 
-def joined(name: str, found: dict[str, Found]) -> tuple[str, str | None]:
-    """The type of a column of several files, and how they differ. found: file -> what it has. Raises DataError for
-    files of which no type suits both."""
-    first = {}
-    for path, column in found.items():
-        first.setdefault(column.type, path)
-    nested = [kind for kind in first if kind in (LIST, MAP, NESTED) or vector_size(kind) is not None]
-    alone = ((kind, None) for kind in nested)
+def clash_of(name: str, found: dict[str, Found]) -> str | None:
+    """Why a column of several files cannot be used: no type suits them. found: file -> what it has."""
+    first = first_of(found)
+    alone = ((kind, None) for kind in first if is_alone(kind))
     for some, others in (*alone, (TRUTH, (INTEGER, FLOAT)), (TIME, (INTEGER, FLOAT))):
         clash = [kind for kind in first if kind not in (some, NONE) and (others is None or kind in others)]
         if some in first and clash:
-            raise DataError(
+            return (
                 f"data.path: column {one_line(name)} has {many(some)} in {first[some]} and "
-                f"{many(clash[0])} in {first[clash[0]]}: write it alike in all files, or drop the column"
+                f"{many(clash[0])} in {first[clash[0]]}: write it alike in all files, or give it "
+                "kind: drop"
             )
-    kind = nested[0] if nested else sum((column.values for column in found.values()), Values()).type
+    return None
+
+
+def first_of(found: dict[str, Found]) -> dict[str, str]:
+    """Type -> the first file that has it."""
+    first: dict[str, str] = {}
+    for path, column in found.items():
+        first.setdefault(column.type, path)
+    return first
+
+
+def joined(found: dict[str, Found]) -> tuple[str, str | None]:
+    """The type of a column of several files, and how they differ. found: file -> what it has."""
+    first = first_of(found)
+    kind = next((kind for kind in first if is_alone(kind)), None)
+    kind = kind or sum((column.values for column in found.values()), Values()).type
     if kind == NONE:
         return next(iter(found.values())).declared, None
     several = {other: path for other, path in first.items() if other != NONE}
@@ -216,6 +259,11 @@ def joined(name: str, found: dict[str, Found]) -> tuple[str, str | None]:
         return kind, None
     places = [f"{many(other)} in {os.path.basename(path)}" for other, path in list(several.items())[:2]]
     return kind, printable(f"{' and '.join(places)}: taken as {'number' if kind == FLOAT else 'id'}")
+
+
+def is_alone(kind: str) -> bool:
+    """Whether no other type can stand beside this one in another file."""
+    return kind in (LIST, MAP, NESTED) or vector_size(kind) is not None
 
 
 def many(kind: str) -> str:

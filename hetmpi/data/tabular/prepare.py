@@ -37,8 +37,8 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -86,7 +86,7 @@ DAMAGES = (
 class PrepareJob:
     """One preparation: the units of a source, read by the same rules, into a folder.
 
-    source: for messages. types: of the first file's columns. rules: those that may drop further columns of other files.
+    source: for messages. types, choices: as Layout's. rules: those that may drop further columns of other files.
     report: prints lines of text. first: the first file, for messages, if it is not that of the first unit; the units
     are then a part of a stream, which may have no rows to hold out, no positive labels, or no rows at all. shuffle:
     whether the rows are shuffled over all units."""
@@ -101,6 +101,7 @@ class PrepareJob:
     report: Callable[[str], None] = print
     first: str | None = None
     shuffle: bool = True
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -271,6 +272,7 @@ def join_counts(job: PrepareJob) -> dict:
         "source": absolute(job.source),
         "reading": job.reading.to_json(),
         "types": job.types,
+        "choices": job.choices,
         "files": list(sources.values()),
         "units": job.names,
         **{split: join_files(job.parts, [rows[split] for rows in files_of(job, counts)]) for split in SPLITS},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -185,24 +185,39 @@ def check_transform(rule: Rule, transform):
         raise UserError(f"{rule}: transform must be {', '.join(TRANSFORMS)} or a list of edges, got {transform}")
 
 
-def resolve(rules: list[Rule], types: Mapping[str, str], labels: Sequence[str], splitter: str | None) -> list[Column]:
+def resolve(
+    rules: list[Rule],
+    types: Mapping[str, str],
+    labels: Sequence[str],
+    splitter: str | None,
+    choices: Mapping[str, Sequence[str]] | None = None,
+    needed: Collection[str] = (),
+) -> list[Column]:
     """The columns that are used, in the file's order. types: name -> type of each column of the file. splitter: the
-    column of data.valid, which is no feature unless a rule names it. Raises DataError for rules that match nothing or
-    do not suit their column."""
+    column of data.valid, which is no feature unless a rule names it. choices: name -> kind, and why, of columns without
+    a rule (choices.py); by default by type, as those that other settings need. Raises DataError for rules that match
+    nothing or do not suit their column."""
     check_matches(rules, types, labels)
-    weight_columns = [rule.settings.get("weights") for rule in rules]
+    choices = {name: choice[0] for name, choice in (choices or {}).items()}
+    needed = {*needed, *(rule.settings["share"] for rule in rules if "share" in rule.settings)}
+    named = {name for rule in rules for name in rule.names}
+    others = {splitter, *(rule.settings.get("weights") for rule in rules)} - named | {*labels}
+    features = {name: kind for name, kind in types.items() if name not in others}
+    without_numbers = {name: kind for name, kind in choices.items() if kind != NUMBER}
+    nested = {name: DROP for name, kind in features.items() if kind == NESTED and name in choices}
     columns: list[Column] = []
-    for name, kind in types.items():
-        rule = next((rule for rule in rules if rule.matches(name)), None)
-        is_named = rule is not None and name in rule.names
-        if name in labels or (name in (splitter, *weight_columns) and not is_named):
-            continue
-        column = column_of(name, kind, rule)
-        if column is not None and column.weights in types:
-            column = replace(column, weights=None, weight_column=column.weights)
-        if column is not None:
-            check_weights(column)
-            columns += numbers_of(column)
+    # Integers, and then what was dropped, are ids where no other column is.
+    for kinds in (choices, without_numbers, nested):
+        columns = [column for column in columns_by(features, rules, kinds, needed) if column is not None]
+        if any(column.kind == ID or column.is_buckets for column in columns):
+            break
+    columns = [
+        replace(column, weights=None, weight_column=column.weights) if column.weights in types else column
+        for column in columns
+    ]
+    for column in columns:
+        check_weights(column)
+    columns = [one for column in columns for one in numbers_of(column)]
     twice = next((c.name for c in columns if c.vector is not None and c.name in types), None)
     if twice is not None:
         raise DataError(f"data.columns: a number of a vector would be named {one_line(twice)}, as another column is")
@@ -222,14 +237,28 @@ def check_matches(rules: list[Rule], types: Mapping[str, str], labels: Sequence[
                 raise DataError(f"{rule}: no column is named {name}: {near(name, names)}")
 
 
-def column_of(name: str, kind: str, rule: Rule | None) -> Column | None:
-    """The column after its rule, None if it is dropped. Raises DataError for keys that do not suit it."""
+def columns_by(
+    types: Mapping[str, str], rules: list[Rule], kinds: Mapping[str, str], needed: Collection[str]
+) -> Iterator[Column | None]:
+    """The columns after their rules. kinds: of columns without a rule that says it."""
+    for name, kind in types.items():
+        rule = next((rule for rule in rules if rule.matches(name)), None)
+        by_type = NUMBER if kind == FLOAT or vector_size(kind) is not None else ID
+        chosen = kinds.get(name, by_type)
+        is_named = rule is not None and name in rule.names
+        yield column_of(name, kind, rule, by_type if name in needed or (is_named and chosen == DROP) else chosen)
+
+
+def column_of(name: str, kind: str, rule: Rule | None, chosen: str) -> Column | None:
+    """The column after its rule, None if it is dropped. chosen: its kind, unless the rule says another. Raises
+    DataError for keys that do not suit it."""
     known = dict(rule.settings) if rule else {}
     known |= {"missing": missing_by([rule], name)} if "missing" in known else {}
     where = f"data.columns, column {one_line(name)}"
-    wanted = known.pop("kind", None) or kind_by(known, kind)
+    is_dropped = known.get("kind") == DROP
+    wanted = known.pop("kind", None) or kind_by(known, kind, chosen)
     if wanted == DROP:
-        refuse_keys(where, "that is dropped", known, known)
+        refuse_keys(where, "that is dropped", known, known if is_dropped else ())
         return None
     is_vector = vector_size(kind) is not None
     if kind == NESTED or (kind in (LIST, MAP) and wanted == NUMBER) or (is_vector and wanted != NUMBER):
@@ -250,11 +279,13 @@ def column_of(name: str, kind: str, rule: Rule | None) -> Column | None:
     return id_column(where, name, kind, known)
 
 
-def kind_by(known: dict, kind: str) -> str:
+def kind_by(known: dict, kind: str, chosen: str) -> str:
     """The kind of a column without the key kind."""
     if any(key in known for key in OF_IDS):
         return ID
-    return NUMBER if kind == FLOAT or vector_size(kind) is not None or "transform" in known else ID
+    if "transform" in known:
+        return NUMBER
+    return ID if kind != FLOAT and any(key in known for key in OF_ROWS) else chosen
 
 
 def id_column(where: str, name: str, kind: str, known: dict) -> Column:

@@ -20,11 +20,13 @@ from hetmpi.data.tabular.files import Unit, compression_of, open_parquet, parque
 from hetmpi.data.tabular.folders import repeated
 from hetmpi.data.tabular.text import blocks, count_values, head_of, header_of
 
-SAMPLE_BYTES = 1 << 20  # of the begin of one file of text
+SAMPLE_BYTES = 2 << 20  # of the begin of one file of text
 SAMPLE_ROWS = 10_000  # of a row group of one file of Parquet
 FIRST_ROWS = 64  # read at a time for a vector
 NUM_FILES = 4  # that are sampled as one is; of each of many less is read
 LEAST = 16  # at most so many times less
+MOST_CELLS = 4_000_000  # of a row group of Parquet
+COMPRESSED = 100.0  # times the rows of its begin, of a large compressed file
 NUM_PIECES = 4  # after the begin of a file of text
 NUM_THREADS = 8
 Result = TypeVar("Result")
@@ -34,7 +36,7 @@ class FileSample(NamedTuple):
     """names: of the file's columns. schema: of Parquet. pieces: columns as Arrow reads them, those of text as binary
     texts; of Parquet without lists and nested values. fractions: floats of Parquet that are no integers by the
     statistics of their row groups. keys: columns of folders (folders.py). vectors: columns of lists of fractions of
-    Parquet -> the length of the first."""
+    Parquet -> the length of the first. num_rows: of the file, of text by the bytes of those in the pieces."""
 
     path: str
     names: list[str]
@@ -43,6 +45,7 @@ class FileSample(NamedTuple):
     fractions: frozenset[str] = frozenset()
     keys: tuple[str, ...] = ()
     vectors: Mapping[str, int] = MappingProxyType({})
+    num_rows: float = 0.0
 
 
 def with_folders(sample: FileSample, keys: Mapping[str, str | None]) -> FileSample:
@@ -85,7 +88,10 @@ def sample_text(path: str, names: Sequence[str] | None, dialect: Dialect, num_by
     texts = [head]
     if compression is None and size > num_bytes and keeps_lines(encoding):
         texts += [b"".join(blocks(Unit(0, path, size, 0, *place), encoding)) for place in later_places(size, num_bytes)]
-    return FileSample(path, list(names), None, [text_table(text, list(names), delimiter, quote) for text in texts])
+    pieces = [text_table(text, list(names), delimiter, quote) for text in texts]
+    read = sum(map(len, texts))
+    times = COMPRESSED if compression and read >= num_bytes else max(1.0, size / max(read, 1))
+    return FileSample(path, list(names), None, pieces, num_rows=times * sum(map(len, pieces)))
 
 
 def later_places(size: int, num_bytes: int) -> list[tuple[int, int]]:
@@ -123,7 +129,7 @@ def sample_parquet(path: str, num_rows: int) -> FileSample:
     flat = [name for name, column in zip(names, schema) if not is_nested(column.type)]
     groups = [group for group in range(metadata.num_row_groups) if metadata.row_group(group).num_rows]
     chosen = sorted({groups[i] for i in (0, len(groups) // 2, len(groups) - 1)}) if groups else []
-    pieces = []
+    pieces, num_rows = [], min(num_rows, max(MOST_CELLS // max(len(flat), 1), LEAST))
     try:
         for group in chosen:
             batch = next(file.iter_batches(num_rows, [group], flat, use_threads=False))
@@ -132,7 +138,7 @@ def sample_parquet(path: str, num_rows: int) -> FileSample:
         pieces = []
     vectors = {name: size_of(file, chosen, name, column.type) for name, column in zip(names, schema)}
     vectors = {name: size for name, size in vectors.items() if size}
-    return FileSample(path, names, schema, pieces, fractions_in(metadata), vectors=vectors)
+    return FileSample(path, names, schema, pieces, fractions_in(metadata), vectors=vectors, num_rows=metadata.num_rows)
 
 
 def size_of(file: pq.ParquetFile, groups: list[int], name: str, kind: pa.DataType) -> int:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from hetmpi.data.features import SEQUENCE, TABLE
 from hetmpi.data.files import DataError, absolute, all_files
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import classes, vocabulary
+from hetmpi.data.tabular.choices import Choice
 from hetmpi.data.tabular.convert import KEPT, no_value
 from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
 from hetmpi.data.tabular.dialect import COMMA, Dialect, is_utf8
@@ -173,6 +174,10 @@ class Tabular:
         self._cure: str | None = None  # of held-out rows that are few
         self._before: Encoder | None = None  # of the run that this one begins with
         self._conflicts: Mapping[str, str] = {}
+        self._choices: Mapping[str, Sequence[str]] = {}
+        self._dropped: list[str] = []  # columns that are not used
+        self.needed: Collection[str] = ()  # columns that other settings name
+        self.follows: Encoder | None = None  # that of a training, whose columns have the kinds that they have there
         self.stream = Stream(self) if check_follow(follow, path, self.valid_rule) else None
 
     def files(self) -> list[str]:
@@ -263,7 +268,9 @@ class Tabular:
         if not units:
             raise DataError(f"data.path={self.path} is empty")
         layout = self._layout(list(dict.fromkeys(unit.path for unit in units)), last, rank, barrier)
-        columns = self.columns_of(layout.types, last and last.column)
+        choices = layout.choices if self.follows is None else choices_of(self.follows, layout.types)
+        columns = self.columns_of(layout.types, choices, last and last.column)
+        layout.check(column.vector or column.name for column in columns)
         self._conflicts = layout.conflicts
         self._say_unread(layout, last and last.column, report)
         if layout.form == TEXT and self.dialect.encoding is None and not is_utf8(head_of(train[0])):
@@ -276,20 +283,36 @@ class Tabular:
         reading = self.reading_of(layout, columns, share)
         folder = self.folder_of(reading, last)
         job = PrepareJob(
-            self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report, shuffle=self.shuffle
+            self.path,
+            units,
+            reading,
+            folder,
+            layout.types,
+            self.rules,
+            self.max_bad_rows,
+            report,
+            shuffle=self.shuffle,
+            choices=choices,
         )
         return job, last
 
-    def columns_of(self, types: Mapping[str, str], splitter: str | None, others: Sequence[str] | None = None):
-        """The columns that are used, of files with these types. splitter: the column of data.valid. others: those that
-        are no features. Raises DataError."""
+    def columns_of(
+        self,
+        types: Mapping[str, str],
+        choices: Mapping[str, Sequence[str]],
+        splitter: str | None,
+        others: Sequence[str] | None = None,
+    ) -> list[Column]:
+        """The columns that are used, of files with these types and choices. splitter: the column of data.valid. others:
+        those that are no features. Raises DataError."""
+        others = self.not_features if others is None else others
         if self._before is None:
-            return resolve(self.rules, types, self.not_features if others is None else others, splitter)
-        for column in self._before.columns:
-            if column.name not in types:
+            return resolve(self.rules, types, others, splitter, choices, self.needed)
+        for name in (column.vector or column.name for column in self._before.columns):
+            if name not in types:
                 raise DataError(
-                    f"data.path={self.path} has no column {one_line(column.name)}, which the run of init_from "
-                    f"has read: {near(column.name, list(types))}"
+                    f"data.path={self.path} has no column {one_line(name)}, which the run of init_from has read: "
+                    f"{near(name, list(types))}"
                 )
         return self._before.columns
 
@@ -330,7 +353,7 @@ class Tabular:
     def _layout(self, paths: list[str], last, rank: int, barrier) -> Layout:
         """The layout of the files, which the first rank finds and writes for the others. Collective."""
         folder = absolute(self.cache or "prepared", "data.cache")
-        settings = [self.path, paths, self.names, self.dialect, self.missing, self.rules]
+        settings = [self.path, paths, self.names, self.dialect, self.missing, self.rules, self.labels, self.positive]
         name = f"layout-{xxhash.xxh3_64_hexdigest(repr(settings).encode())}.json"
         if rank == 0:
             self.layout_of(paths, last).write(folder, name)
@@ -338,11 +361,13 @@ class Tabular:
         if name not in list_folder(folder):
             raise DataError(f"data.cache={folder}: it must be a folder that all ranks share")
         with reading_prepared(folder):
-            return Layout(**read_json(folder, name))
+            return Layout.read(folder, name)
 
     def layout_of(self, paths: list[str], last: LastRule | None = None) -> Layout:
         """The layout of files. Raises DataError if a label or the column of data.valid is missing."""
-        layout, path = look(self.path, paths, self.names, self.dialect, self.missing_of), paths[0]
+        label = self.labels[0] if self.labels else None
+        layout = look(self.path, paths, self.names, self.dialect, self.missing_of, label, self.positive)
+        path = paths[0]
         wanted = [("data.label", name) for name in self.labels] + (
             [("data.valid: column", last.column)] if last else []
         )
@@ -379,7 +404,9 @@ class Tabular:
         manifest = read_json(self.folder, "manifest.json")
         self.contents = {"manifest.json": xxhash.xxh3_128_hexdigest(json.dumps(manifest).encode())}
         reading = Reading.from_json(manifest["reading"])
-        columns = self.columns_of(manifest["types"], reading.split and reading.split[0], reading.not_features)
+        types, choices, splitter = manifest["types"], manifest["choices"], reading.split and reading.split[0]
+        columns = self.columns_of(types, choices, splitter, reading.not_features)
+        self.not_used(choices, columns, *reading.not_features, splitter)
         is_other = self.labels not in ((), reading.labels) or self.sample_weight not in (None, reading.sample_weight)
         if is_other or stored_columns(columns) != reading.columns:
             raise DataError(
@@ -451,6 +478,13 @@ class Tabular:
                 "(transform: [1, 10, 100]) that divide a number into buckets"
             )
 
+    def not_used(self, choices: Mapping[str, Sequence[str]], columns: list[Column], *others: str | None) -> None:
+        """Sets what report() says of columns that are dropped: those with a choice that are neither used nor among
+        `others`."""
+        used = {*self.not_features, *others, *(column.vector or column.name for column in columns)}
+        used |= {column.weight_column for column in columns}
+        self._choices, self._dropped = choices, [name for name in choices if name not in used]
+
     def take(self, encoder: Encoder) -> None:
         """Sets the attributes of a source."""
         self.encoder = encoder
@@ -465,7 +499,10 @@ class Tabular:
         """Prints a line per column. notes: column -> remark."""
         rows_of = {feature.name: feature.rows for feature in self.features}
         scaled = {name: str(scaling) for name, scaling in self.encoder.scalings.items()}
-        notes = {**scaled, **notes, **no_value_notes(self.encoder.columns, manifest)}
+        kinds = {column.name: column.kind for column in self.encoder.columns}
+        chosen = {name: why for name, (kind, why) in self._choices.items() if kinds.get(name) == kind}
+        whys = {name: f"{chosen[name]}; {text}" if chosen.get(name) else text for name, text in scaled.items()}
+        notes = {**chosen, **whys, **notes, **no_value_notes(self.encoder.columns, manifest)}
         lines = [("column", "kind", "rows", "distinct", "missing", "bytes x dim", "")]
         for i, column in enumerate(self.encoder.columns):
             if column.vector is not None and column.place:
@@ -481,6 +518,9 @@ class Tabular:
                 f"{4 * rows:,}" if own else "",
                 "" if column.vector else notes.get(column.name, ""),
             ))  # fmt: skip
+        for name in self._dropped:
+            kind, why = self._choices.get(name, (None, ""))
+            lines.append((printable(name), DROP, "", "", "", "", why if kind == DROP else "by its rule"))
         widths = [max(len(line[j]) for line in lines) for j in range(6)]
         for line in lines:
             cells = [
@@ -511,6 +551,12 @@ class Tabular:
     def _draw_permutation(self, epoch: int, group: int) -> np.ndarray:
         rows = self._train.rows[group]
         return np.random.default_rng((self.seed, epoch, group)).permutation(rows) if self.shuffle else np.arange(rows)
+
+
+def choices_of(encoder: Encoder, types: Mapping[str, str]) -> dict[str, Choice]:
+    """The choices that a training made, for columns of these types."""
+    kinds = {column.vector or column.name: column.kind for column in encoder.columns}
+    return {name: Choice(kinds.get(name, DROP)) for name in types}
 
 
 def kind_text(column: Column) -> str:

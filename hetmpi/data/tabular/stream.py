@@ -311,7 +311,9 @@ class Stream:
         source, columns = self._source, None
         if getattr(source, "encoder", None) is None:
             layout = ranks.from_first(lambda: source.layout_of([path]))
-            columns = source.columns_of(layout.types, None)
+            columns = source.columns_of(layout.types, layout.choices, None)
+            layout.check(column.vector or column.name for column in columns)
+            source.not_used(layout.choices, columns)
             source.check_has_ids(columns)
             check_rows(columns)
             rules, self._types, self._first = source.reading_of(layout, columns), layout.types, path
