@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 
 import hetmpi
-from hetmpi.world.early_signals import exit_on_signals
+from hetmpi.world.early_signals import exit_on_signals, leave_interrupts_to_python
 
 COMMANDS = {
     "train": "train a model; mpirun -np 4 hetmpi train on four ranks",
@@ -17,6 +18,7 @@ COMMANDS = {
     "report": "one HTML page that compares runs",
     "doctor": "examine MPI, memory and Horovod on this machine, and suggest changes",
 }
+LAUNCHED = ("train", "predict", "doctor")  # by hetmpi.launch
 # What pip calls the packages that the commands import; hetmpi/world/mpi.py looks after mpi4py and Horovod.
 PACKAGES = {name: name for name in ("numpy", "omegaconf", "plotly", "pyarrow", "rich", "torch", "xxhash")}
 PACKAGES["hydra"] = "hydra-core"
@@ -35,6 +37,8 @@ def main():
         sys.exit(f"hetmpi: there is no command {name}: it is one of {', '.join(COMMANDS)}")
     else:
         exit_on_signals()
+        if name not in LAUNCHED:  # these remove the part of a file that they write
+            leave_interrupts_to_python()
         sys.argv[:2] = [f"hetmpi {name}"]
         if os.getcwd() not in sys.path:
             sys.path.append(
@@ -42,6 +46,9 @@ def main():
             )  # user-defined models are imported from there; last, as it may have a random.py
         try:
             runpy.run_module(f"hetmpi.{name}", run_name="__main__", alter_sys=True)
+        except KeyboardInterrupt:
+            print("hetmpi: interrupted", file=sys.stderr)
+            sys.exit(128 + signal.SIGINT)
         except ModuleNotFoundError as error:
             if error.name not in PACKAGES:
                 raise

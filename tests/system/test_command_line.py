@@ -233,3 +233,19 @@ print("waits", flush=True)
     process.send_signal(number)
     output = process.communicate(timeout=20)[0]
     assert output.splitlines()[-1] == f"hetmpi: ended by {number.name}" and process.returncode == 128 + number
+
+
+def test_ctrl_c_ends_a_report_in_one_line_and_leaves_no_part(tmp_path):
+    """A report of a metrics.jsonl that takes seconds to read; Ctrl-C comes while it is read."""
+    (tmp_path / "config.yaml").write_text("steps: 10\n")
+    with open(tmp_path / "metrics.jsonl", "w") as file:
+        file.writelines(f'{{"step": {step}, "x": {{}}}}\n' for step in range(1, 1_000_000))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hetmpi", "report", str(tmp_path)], text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env=environment(PYTHONPATH=str(ROOT)),
+    )  # fmt: skip
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 130 and errors.splitlines() in (["hetmpi: interrupted"], ["hetmpi: ended by SIGINT"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "metrics.jsonl"]

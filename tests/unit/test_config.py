@@ -150,7 +150,7 @@ def test_jobs_that_start_in_one_second_have_folders_of_their_own():
         "optim.schedule=step",
         "eval.max_samples=0",
         "log.every_steps=0",
-        "log.every_steps=null",
+        "checkpoint.every_steps=null",
         "optim.warmup_steps=-1",
         "epochs=-1",
         "epochs=nan",
