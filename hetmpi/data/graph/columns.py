@@ -35,15 +35,33 @@ def plain(found: pa.ChunkedArray, missing: Sequence[str], is_typed: bool) -> pa.
     kind = found.type
     if pa.types.is_dictionary(kind):
         found = found.cast(kind.value_type)
+    integers = integers_in(found, missing) if is_text(found.type) and not is_typed else None
+    if integers is not None:
+        return integers
     if is_text(found.type):
         found = pc.utf8_trim(found.cast(pa.large_string()), SPACES)
         none = pc.is_in(found, value_set=pa.array([*missing, ""], pa.large_string()))
         found = pc.if_else(none, pa.scalar(None, pa.large_string()), found)
-    found = found.combine_chunks()
-    found = found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+    found = in_one(found)
     if not is_typed and is_text(found.type) and all_match(found, LIST_TEXT):
         return lists_in(found)
     return found
+
+
+def integers_in(texts: pa.ChunkedArray, missing: Sequence[str]) -> pa.Array | None:
+    """Texts that all are integers, as INTEGER_TEXT, as int64; None for others. Faster than that expression."""
+    if not len(texts) or any(re.fullmatch(INTEGER_TEXT, text) for text in missing):
+        return None
+    try:
+        found = texts.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return None
+    return in_one(found) if pc.all(pc.equal(found.cast(texts.type), texts)).as_py() else None
+
+
+def in_one(found: pa.ChunkedArray) -> pa.Array:
+    found = found.combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
 
 
 def all_match(texts: pa.Array, pattern: str) -> bool:
