@@ -153,6 +153,13 @@ def test_models_of_clicks_have_a_logit_per_class_or_are_refused(name):
             build.check_takes(config, {**arguments, "num_classes": 5})
 
 
+def test_labels_beyond_clicks_are_told_of_the_kinds_that_take_them(tmp_path):
+    with pytest.raises(DataError, match="or data.label_kind=number or classes"):
+        Tabular(str(written(tmp_path, "csv", GRADES)), 0, "y", cache=str(tmp_path)).prepare(0, 1, lambda: None)
+    with pytest.raises(DataError, match="or data.label_kind=classes"):
+        Tabular(str(written(tmp_path, "csv", COLOURS)), 0, "y", cache=str(tmp_path)).prepare(0, 1, lambda: None)
+
+
 def test_inspect_proposes_classes_for_texts_of_several_values(tmp_path):
     assert "label_kind: classes" in inspected(str(written(tmp_path, "csv", COLOURS)), "y")
 

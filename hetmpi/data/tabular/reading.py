@@ -234,11 +234,11 @@ class BadRows:
         cures = [CURES[kind] for kind in self.kinds if kind in CURES]
         if BAD_LABEL in self.kinds:
             cures.insert(0, f"give {positive_setting(self.labels)}, the labels that count as 1")
-            if not self.labels or any(map(is_number, self.labels)):
-                is_share = bool(self.labels) and all(is_number(text) and 0 <= float(text) <= 1 for text in self.labels)
-                cures[0] += f", or data.label_kind={PROBABILITY if is_share else NUMBER}"
-            if len(self.labels) > 1:
-                cures[0] += f", or data.label_kind={CLASSES}"
+            are_shares = bool(self.labels) and all(is_number(one) and 0 <= float(one) <= 1 for one in self.labels)
+            are_numbers = not self.labels or any(map(is_number, self.labels))
+            kinds = [NUMBER] * are_numbers + [CLASSES] * (are_numbers or len(self.labels) > 1)
+            kinds = [PROBABILITY] if are_shares else kinds
+            cures[0] += f", or data.label_kind={' or '.join(kinds)}" if kinds else ""
         return [*cures, "correct the rows, raise data.max_bad_rows, or select the right files of a folder by a glob"]
 
     def check(self, source: str, limit: int) -> None:
