@@ -1,5 +1,7 @@
 """What becomes of columns without a rule: judged by their values and the label, alike in inspect and training."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -175,6 +177,40 @@ def test_recurring_counts_the_further_rows_of_a_value():
     places = np.tile([0, 1, 2], 1000)  # each value once in each piece
     assert recurring(codes, places, 3000) == pytest.approx(2, rel=0.01)
     assert recurring(np.arange(100), one[:100], 100) is None
+
+
+OF_TABLE = {  # values of 600 rows of a log, as Parquet has them
+    "texts": [pa.array(["Oslo", "Lima"] * 300), pa.array(["Oslo", "Lima"] * 300).dictionary_encode()],
+    "codes": [pa.array([f"{i % 50:03d}" for i in range(600)])],
+    "booleans": [pa.array([True, False] * 300)],
+    "integers": [pa.array([3, 4] * 300), pa.array([3, None] * 300, pa.float64()), pa.array([3, 4] * 300, pa.uint8())],
+    "fractions": [pa.array([i / 8 for i in range(600)]), pa.array([0.25, 1.5] * 300).cast(pa.decimal128(9, 2))],
+    "dates": [pa.array([19_000 + i % 60 for i in range(600)], pa.int32()).cast(pa.date32())],
+    "times": [pa.array([1_714_566_600 + i for i in range(600)]).cast(pa.timestamp("s"))],
+    "numbers of seconds": [pa.array([1_714_566_600 + i % 99 for i in range(600)])],
+    "lists": [pa.array([["a"], [], ["b", "c"]] * 200)],
+    "structs": [pa.array([{"x": 1}] * 600)],
+    "no value": [pa.nulls(600), pa.array(["", "NA"] * 300)],
+}  # fmt: skip
+
+
+def test_the_table_of_the_page_says_what_values_become(tmp_path):
+    page = (Path(__file__).resolve().parents[2] / "docs/columns.md").read_text()
+    lines = page.split("| values | as in CSV", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [row[0] for row in rows] == list(OF_TABLE)
+    for values, as_text, _, becomes in rows:
+        expected = becomes.replace(",", "").split()[0]
+        for array in OF_TABLE[values]:
+            table = pa.table({"x": array, "click": [0, 1, 1] * 200})
+            pq.write_table(table, tmp_path / "a.parquet")
+            assert chosen(tmp_path / "a.parquet")["x"] == expected, (values, array.type)
+            if not as_text:
+                continue
+            texts = ["" if value is None else str(value) for value in array.to_pylist()]
+            lines = "\n".join(["x,click", *(f"{text},{i % 2}" for i, text in enumerate(texts))])
+            (tmp_path / "a.csv").write_text(lines + "\n")
+            assert chosen(tmp_path / "a.csv")["x"] == expected, (values, texts[:2])
 
 
 def test_both_columns_of_clashing_types_can_be_dropped(tmp_path):
