@@ -1173,7 +1173,8 @@ REFUSED = {
     "a label that no training row has": (csv_file(SEVERAL.replace("buy\n", "buy,gone\n").replace("\n", ",\n")
                                          .replace("gone,", "gone")), {"label": ["click", "gone"], "positive": ["1"]},
                                          ["no training label of gone is one of data.positive=['1']"]),
-    "a kind of label": (CSV, {"label_kind": "rank"}, ["data.label_kind must be one of click, number, none, got rank"]),
+    "a kind of label": (CSV, {"label_kind": "rank"},
+                        ["data.label_kind must be one of click, number, probability, classes, none, got rank"]),
     "text for a number": (csv_file(GOOD + LINE + "u1,cheap,1\n"), PRICE, ["line 103, column price: 'cheap'"]),
     "infinity": (csv_file(GOOD + "u1,inf,1\n"), {}, ["line 102, column price: 'inf' is no finite number"]),
     "beyond float32": (csv_file(GOOD + "u1,1e39,1\n"), PRICE, ["line 102, column price: '1e39' is no finite number"]),
