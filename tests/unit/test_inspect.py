@@ -128,6 +128,14 @@ def test_the_first_file_with_rows_is_inspected(tmp_path):
     assert "2 distinct values in 2 rows" in inspected(str(tmp_path))
 
 
+def test_a_file_of_which_no_row_can_be_read_has_its_columns(tmp_path):
+    pq.write_table(pa.table({"a": [0.5] * 9, "click": [0, 1, 1] * 3}), tmp_path / "a.parquet", compression="none")
+    text = bytearray((tmp_path / "a.parquet").read_bytes())
+    text[4:40] = bytes(36)  # the first page's header
+    (tmp_path / "a.parquet").write_bytes(text)
+    assert 'name: "a", kind: number' in inspected(str(tmp_path / "a.parquet"), "click")
+
+
 def test_names_that_are_numbers_are_names_in_parquet(tmp_path):
     pq.write_table(table("0", "1", "click"), tmp_path / "a.parquet")
     assert "names:" not in inspected(str(tmp_path / "a.parquet"))

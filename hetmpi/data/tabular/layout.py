@@ -338,7 +338,8 @@ def seen(texts: pa.ChunkedArray, missing: tuple[str, ...], kind: str) -> ColumnS
     is_number = kind in (INTEGER, FLOAT) or values_of(values).type in (INTEGER, FLOAT)
     is_time = len(values) > 0 and not moments_of(values).null_count
     separator = None if is_number or is_time else separator_of(values)
-    scaling = Scaling.of(np.concatenate([numbers(chunk, missing)[0] for chunk in texts.chunks])) if is_number else None
+    found = [numbers(chunk, missing)[0] for chunk in texts.chunks] if is_number else []
+    scaling = Scaling.of(np.concatenate(found)) if found else None
     weights = None if is_number or is_time else separator_of_weights(values)
     return ColumnSample(len(texts), len(values), examples, is_binary, is_number, is_time, separator, weights, scaling)
 
