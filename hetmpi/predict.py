@@ -351,6 +351,9 @@ class Prediction:
         if self.reader is None:
             return
         self.coverage.counts = self.world.comm.allreduce(self.coverage.counts)
+        doubt = self.reader.doubt if self.world.rank == 0 else None
+        if doubt:
+            print(f"hetmpi: warning: {doubt}", flush=True)
         for remark in self.coverage.remarks() if self.world.rank == 0 else ():
             print(f"hetmpi: warning: {self.reader.path}, {remark}", flush=True)
 

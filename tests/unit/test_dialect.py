@@ -14,6 +14,7 @@ from hetmpi.data.batch import concatenate
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular import Reader, Tabular
 from hetmpi.data.tabular.dialect import Dialect
+from hetmpi.data.tabular.text import encoding_doubt
 from hetmpi.errors import UserError
 from hetmpi.inspect import inspected
 
@@ -113,7 +114,7 @@ def test_a_decimal_comma_is_guessed_with_a_line_and_only_where_it_is_none_of_tho
         assert source.encoder.reading.decimal == "."
     assert sum("are read with a decimal comma" in line for line in lines) == 1
     kept = source_of(tmp_path / "a.csv", tmp_path / "cache", lines.append, decimal=".")
-    assert dict((c.name, c.kind) for c in kept.encoder.columns)["price"] == "id"
+    assert "price" not in [c.name for c in kept.encoder.columns]  # a text of its own in most rows
 
 
 def test_a_point_among_decimal_commas_is_no_number(tmp_path):
@@ -185,3 +186,40 @@ def test_the_last_numbers_with_decimal_commas_are_held_out(tmp_path, last):
                        columns=rules, decimal=",", delimiter=";")  # fmt: skip
     assert (source.num_train, source.num_valid) == (80, 40)
     assert (source.valid(0, 40).dense == np.float32(days[1])).all()
+
+
+def test_files_in_another_encoding_than_they_are_read_with_are_said(tmp_path):
+    parts = {
+        "a.csv": text_of().encode(),
+        "b.csv": text_of().encode("latin-1"),
+        "c.csv.gz": gzip.compress(text_of().encode()),
+    }
+    for name, part in parts.items():
+        (tmp_path / "log").mkdir(exist_ok=True)
+        (tmp_path / "log" / name).write_bytes(part)
+    lines = []
+    source = source_of(tmp_path / "log", tmp_path / "c", lines.append)
+    assert sum("b.csv: bytes that are not UTF-8 are ids as they are" in line for line in lines) == 1
+    assert "b.csv" in Reader(str(tmp_path / "log"), source.encoder.reading).doubt
+    assert Reader(str(tmp_path / "log" / "[ac]*"), source.encoder.reading).doubt is None
+    latin = source_of(tmp_path / "log" / "b.csv", tmp_path / "c", encoding="latin-1").encoder.reading
+    assert "a.csv is UTF-8 and read by data.encoding=latin-1" in Reader(str(tmp_path / "log" / "a.csv"), latin).doubt
+    assert Reader(str(tmp_path / "log" / "b.csv"), latin).doubt is None
+    assert Reader(str(tmp_path / "log" / "a.csv"), latin, encoding="utf-8").doubt is None
+
+
+def test_a_compressed_file_whose_begin_ends_in_a_character_is_utf8(tmp_path):
+    lines = "".join(f"é{'é' * (i % 7)},{i % 2}\n" for i in range(4 << 17))
+    for shift in ("", "x"):
+        path = tmp_path / f"a{shift}.csv.gz"
+        path.write_bytes(gzip.compress(f"{shift}u,click\n{lines}".encode(), 1))
+        assert encoding_doubt([str(path)], None) is None
+
+
+def test_numbers_with_decimal_commas_that_are_predicted_are_refused_with_the_setting_that_reads_them(
+    tmp_path, expected
+):
+    path = write(tmp_path / "b.csv", text_of(";", ","))
+    with pytest.raises(DataError, match='give data.decimal=","'):
+        read(path, expected.encoder, delimiter=";")
+    assert len(read(path, expected.encoder, delimiter=";", decimal=",")) == NUM

@@ -601,6 +601,19 @@ def test_labels_by_their_texts_and_labels_that_are_numbers(tmp_path):
     assert sorted(np.concatenate([part.label for part in samples_of(data)])) == [i / 4 for i in range(100)]
 
 
+@pytest.mark.parametrize(
+    "label, positive", [("1", ["True"]), ("Yes", ["yes"]), ("true", ["1"]), ("YES", ["yes", "Yes"])]
+)
+def test_other_spellings_of_labels_that_count_as_1_are_refused(tmp_path, label, positive):
+    lines = [f"{i % 3},{['no', positive[0], label][i % 3]}" for i in range(99)]
+    path = write(tmp_path / "a.csv", "a,click\n" + "\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=f"(?s)name all spellings.*'{label}' seems to be another spelling") as refusal:
+        source_of(path, tmp_path / "cache", positive=positive)
+    assert "line 4" in str(refusal.value)
+    data = source_of(path, tmp_path / "cache", positive=[*positive, label])
+    assert sum(part.label.sum() for part in samples_of(data)) == 66
+
+
 SEVERAL = "a,click,buy\n" + "".join(f"{i % 3},{i % 2},{'' if i % 5 == 0 else i % 2}\n" for i in range(200))
 
 
@@ -1210,6 +1223,8 @@ REFUSED = {
                       ["column s holds nested", "kind: drop"]),
     "lists of numbers": (parquet_file(user=["a"], s=[[1.5]], click=[1]), rules({"name": "s", "kind": "id"}),
                          ["column s holds vectors of numbers, which cannot be used as id", "kind: drop"]),
+    "unequal vectors": (parquet_file(user=["a", "b"], s=[[1.5], [1.0, 2.0]], click=[1, 0]), {},
+                        ["row 2, column s", "has another length than 1, that of the first"]),
     "text in Parquet for a number": (parquet_file(user=["a"] * 9, click=[1] * 9), USER_NUMBER,
                                      ["row group 1, row 1, column user: 'a' is no finite number"]),
     "an integer above rows": (CSV, rules({"name": "user", "rows": 3, "hash": False}),

@@ -20,6 +20,8 @@ from hetmpi.data.tabular.reading import (
     CLASSES,
     HASH,
     MAX_EXAMPLES,
+    OTHER_SPELLING,
+    POSITIVE,
     PROBABILITY,
     BadRows,
     Reading,
@@ -440,6 +442,9 @@ def one_label(
         values = np.isin(found, hashes(pa.array([text.encode() for text in reading.positive]), 0, ()))
         values, bad = np.where(none, np.nan, values), none if is_one else np.zeros(len(none), bool)
         kind, what = "missing label", "is no label"
+        is_other = np.isin(found, hashes_of(other_spellings(reading.positive), 0))
+        if is_other.any():
+            bad, kind, what = bad | is_other, OTHER_SPELLING, "seems to be another spelling of one of data.positive"
     else:
         values, bad = numbers(array, missing, reading.decimal)
         none = np.isnan(values) if bad is None else np.isnan(values) & ~bad
@@ -483,6 +488,19 @@ def decoded(texts: pa.Array) -> pa.Array:
         return texts.cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array([text and text.decode(errors="replace") for text in texts.to_pylist()], pa.string())
+
+
+@functools.lru_cache(64)
+def other_spellings(positive: tuple[str, ...]) -> tuple[str, ...]:
+    """Texts of labels that differ from those of data.positive by case, or as 1 differs from yes, and are none of
+    them."""
+    found = {spelled for text in positive for spelled in (text.lower(), text.upper(), text.capitalize())}
+    if any(text.lower() in POSITIVE for text in positive):
+        found.add("1")
+    if "1" in positive:
+        found |= {"true", "yes", "Yes", "YES"}
+    known = set(hashes_of(positive, 0).tolist())
+    return tuple(sorted(text for text in found if int(hashes_of((text,), 0)[0]) not in known))
 
 
 def weights(array: pa.Array, reading: Reading, path: str) -> tuple[np.ndarray, Fault | None]:

@@ -22,9 +22,11 @@ MAX_EXAMPLES = 5
 EXAMPLE_CHARS = 120
 LABEL, WEIGHT = "label", "weight"  # in prepared files
 MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")  # texts of missing values by default
-BAD_LABEL, BAD_NUMBER = "bad label", "bad number"
+BAD_LABEL, BAD_NUMBER, OTHER_SPELLING = "bad label", "bad number", "label of another spelling"
 POSITIVE = ("yes", "y", "true", "t", "ja", "oui", "si", "sim")
+COMMA_EXAMPLE = r"'[+-]?[0-9]*,[0-9]+' is no finite number$"
 CURES = {
+    OTHER_SPELLING: "name all spellings of the labels that count as 1 in data.positive=[TEXT, ...]",
     BAD_NUMBER: "name texts of missing values in data.missing=[TEXT, ...], or take the column as text by kind: id",
 }
 
@@ -232,6 +234,8 @@ class BadRows:
 
     def _cures(self) -> list[str]:
         cures = [CURES[kind] for kind in self.kinds if kind in CURES]
+        if BAD_NUMBER in self.kinds and any(re.search(COMMA_EXAMPLE, example) for example in self.examples):
+            cures.insert(0, 'give data.decimal="," if the comma stands before decimals')
         if BAD_LABEL in self.kinds:
             cures.insert(0, f"give {positive_setting(self.labels)}, the labels that count as 1")
             are_shares = bool(self.labels) and all(is_number(one) and 0 <= float(one) <= 1 for one in self.labels)

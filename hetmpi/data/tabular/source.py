@@ -23,7 +23,7 @@ from hetmpi.data.tabular import classes, vocabulary
 from hetmpi.data.tabular.choices import Choice
 from hetmpi.data.tabular.convert import KEPT, no_value
 from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
-from hetmpi.data.tabular.dialect import COMMA, Dialect, is_utf8
+from hetmpi.data.tabular.dialect import COMMA, Dialect
 from hetmpi.data.tabular.encoder import Encoder
 from hetmpi.data.tabular.encodings import IdEncodings
 from hetmpi.data.tabular.files import PARQUET, TEXT, Unit, list_files, list_units
@@ -69,7 +69,7 @@ from hetmpi.data.tabular.rules import (
 )
 from hetmpi.data.tabular.split import Order, Split
 from hetmpi.data.tabular.stream import DEFAULT_VALID, Stream, check_follow
-from hetmpi.data.tabular.text import count_values, head_of
+from hetmpi.data.tabular.text import count_values, encoding_doubt, head_of
 from hetmpi.data.tabular.times import UNITS
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number, one_line, printable
 
@@ -273,11 +273,9 @@ class Tabular:
         layout.check(column.vector or column.name for column in columns)
         self._conflicts = layout.conflicts
         self._say_unread(layout, last and last.column, report)
-        if layout.form == TEXT and self.dialect.encoding is None and not is_utf8(head_of(train[0])):
-            report(
-                f"data.path={self.path}: bytes that are not UTF-8 are ids as they are: data.encoding=latin-1, or "
-                "another name, reads them as text"
-            )
+        doubt = encoding_doubt([*train, *valid], self.dialect.encoding) if layout.form == TEXT and rank == 0 else None
+        if doubt:
+            report(f"data.path: {doubt}")
         if layout.decimal == COMMA and self.dialect.decimal is None:
             report(f'data.path={self.path}: numbers as 1,5 are read with a decimal comma: data.decimal="." keeps texts')
         reading = self.reading_of(layout, columns, share)
@@ -641,6 +639,12 @@ class Reader:
     def files(self) -> list[str]:
         """Paths of the files, in order."""
         return list(dict.fromkeys(unit.path for unit in self.units))
+
+    @property
+    def doubt(self) -> str | None:
+        """A remark on files that seem to have another encoding than they are read with."""
+        paths = list(dict.fromkeys(unit.path for unit in self.units if unit.form == TEXT))
+        return encoding_doubt(paths, self.reading.encoding)
 
     def blocks(self, unit: Unit) -> Iterator[pa.Table]:
         """The good rows of a unit. Raises DataError."""

@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow.csv as csv
 
 from hetmpi.data.files import DataError, first_line
 from hetmpi.data.tabular.convert import NUMBER_TEXT, convert, without
-from hetmpi.data.tabular.dialect import DIVIDER, as_single, decoded, keeps_lines, restored
+from hetmpi.data.tabular.dialect import DIVIDER, as_single, decoded, is_utf8, keeps_lines, restored
 from hetmpi.data.tabular.files import (
     MAX_LINE_BYTES,
     READ_BYTES,
@@ -34,6 +34,7 @@ from hetmpi.errors import printable
 
 BLOCK_BYTES = 4 << 20
 python_csv.field_size_limit(MAX_LINE_BYTES)
+NUM_HEADS = 16  # files whose begins are looked at for their encoding
 MARK = b"\xef\xbb\xbf"  # of UTF-8, before the first line
 
 
@@ -136,6 +137,21 @@ def split_line(line: bytes, delimiter: str, quote: str | None) -> list[str]:
     line, single = as_single(line, delimiter)
     names = next(python_csv.reader([line.decode()], delimiter=single, **quoting), [])
     return [name.replace(single, delimiter).strip() for name in names]
+
+
+def encoding_doubt(paths: Sequence[str], encoding: str | None) -> str | None:
+    """A remark on files whose begins seem to have another encoding than they are read with, None if none has."""
+    for path in paths[:NUM_HEADS]:
+        head = head_of(path)
+        head = head[: head.rfind(b"\n") + 1]  # a character may be cut
+        if encoding is None and not is_utf8(head):
+            return (
+                f"{path}: bytes that are not UTF-8 are ids as they are: data.encoding=latin-1, or another name, reads "
+                "them as text"
+            )
+        if encoding is not None and not encoding.lower().startswith("utf") and not head.isascii() and is_utf8(head):
+            return f"{path} is UTF-8 and read by data.encoding={encoding}: its texts are other ids than elsewhere"
+    return None
 
 
 class TextRows:
