@@ -1224,7 +1224,7 @@ REFUSED = {
     "lists of numbers": (parquet_file(user=["a"], s=[[1.5]], click=[1]), rules({"name": "s", "kind": "id"}),
                          ["column s holds vectors of numbers, which cannot be used as id", "kind: drop"]),
     "unequal vectors": (parquet_file(user=["a", "b"], s=[[1.5], [1.0, 2.0]], click=[1, 0]), {},
-                        ["row 2, column s", "has another length than 1, that of the first"]),
+                        ["row 2, column s", "has another length than 1", "write lists of ids as integers"]),
     "text in Parquet for a number": (parquet_file(user=["a"] * 9, click=[1] * 9), USER_NUMBER,
                                      ["row group 1, row 1, column user: 'a' is no finite number"]),
     "an integer above rows": (CSV, rules({"name": "user", "rows": 3, "hash": False}),
@@ -1474,3 +1474,12 @@ def test_inspect_suggests_labels_separators_and_known_arguments(tmp_path):
     with pytest.raises(DataError, match="did you mean bought?"):
         inspected(str(tmp_path / "a.csv"), "bougt")
     assert 'positive: ["ja"]' in inspected(str(write(tmp_path / "b.csv", "u,kauf\n" + "x,nein\ny,ja\n" * 9)), "kauf")
+
+
+def test_lists_in_files_to_predict_are_refused_where_training_had_single_values(tmp_path):
+    clicks, path = [i % 2 for i in range(60)], tmp_path / "b.parquet"
+    pq.write_table(pa.table({"u": [i % 7 for i in range(60)], "click": clicks}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"u": [[i % 7] for i in range(60)]}), path)
+    source = source_of(tmp_path / "a.parquet", tmp_path / "cache")
+    with pytest.raises(DataError, match="column u: it holds list<element: int64>, single values were expected"):
+        blocks_of(path, source.encoder)

@@ -23,6 +23,7 @@ from hetmpi.data.tabular.reading import (
     OTHER_SPELLING,
     POSITIVE,
     PROBABILITY,
+    UNEQUAL_VECTOR,
     BadRows,
     Reading,
     StoredColumn,
@@ -591,6 +592,8 @@ def one_column(array: pa.Array, column: StoredColumn, reading: Reading) -> tuple
     bad, missing = None, reading.missing_of(column)
     if column.is_list:
         return lists(array, column, missing)
+    if pa.types.is_nested(array.type):
+        raise DataError(f"it holds {array.type}, single values were expected")
     if column.as_ == NUMBER:
         values, bad = numbers(array, missing, reading.decimal)
     elif column.as_ == HASH:
@@ -612,7 +615,7 @@ def vectors_of(array: pa.Array, column: StoredColumn, reading: Reading) -> tuple
     found[is_whole] = flat[np.repeat(is_whole, sizes)].reshape(-1, column.size)
     what, faults = f"has another length than {column.size}, that of the first", []
     if not (is_whole | is_null).all():
-        faults.append(Fault(column.vector, "vector of another length", what, ~is_whole & ~is_null))
+        faults.append(Fault(column.vector, UNEQUAL_VECTOR, what, ~is_whole & ~is_null))
     if bad is not None:
         faults.append(Fault(column.vector, "bad number", "has a number that is not finite", in_rows(bad, sizes)))
     return found, faults

@@ -25,7 +25,9 @@ MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")  # texts of missin
 BAD_LABEL, BAD_NUMBER, OTHER_SPELLING = "bad label", "bad number", "label of another spelling"
 POSITIVE = ("yes", "y", "true", "t", "ja", "oui", "si", "sim")
 COMMA_EXAMPLE = r"'[+-]?[0-9]*,[0-9]+' is no finite number$"
+UNEQUAL_VECTOR = "vector of another length"
 CURES = {
+    UNEQUAL_VECTOR: "write lists of ids as integers or texts, or drop the column by kind: drop",
     OTHER_SPELLING: "name all spellings of the labels that count as 1 in data.positive=[TEXT, ...]",
     BAD_NUMBER: "name texts of missing values in data.missing=[TEXT, ...], or take the column as text by kind: id",
 }
