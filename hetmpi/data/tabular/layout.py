@@ -213,10 +213,8 @@ def with_decimal(sample: FileSample, decimal: str) -> FileSample:
 def layout_of(samples: Sequence[FileSample], dialect: Dialect, missing_of: MissingOf) -> Layout:
     """The layout of files from their samples. Raises DataError for columns that no type suits."""
     form = TEXT if samples[0].schema is None else PARQUET
-    found = [(sample.path, columns_of(sample, missing_of)) for sample in samples]
     types, conflicts, refused = {}, {}, {}
-    for name in samples[0].names:
-        columns = {path: columns[name] for path, columns in found if name in columns}
+    for name, columns in columns_of(samples, missing_of).items():
         types[name], conflict = joined(columns)
         conflicts |= {name: conflict} if conflict else {}
         clash = clash_of(name, columns)
@@ -272,32 +270,66 @@ def many(kind: str) -> str:
     return MANY.get(kind, kind) if size is None else f"vectors of {size} numbers"
 
 
-def columns_of(sample: FileSample, missing_of: MissingOf) -> dict[str, Found]:
-    """The columns of a file."""
-    found = {}
-    for i, name in enumerate(sample.names):
-        kind = pa.binary() if sample.schema is None else sample.schema.field(i).type
-        if name in sample.vectors:
-            found[name] = Found(*[f"{VECTOR}{sample.vectors[name]}"] * 2, Values())
+def columns_of(samples: Sequence[FileSample], missing_of: MissingOf) -> dict[str, dict[str, Found]]:
+    """Column of the first file -> file -> what it has."""
+    return {name: in_files(name, samples, missing_of(name)) for name in samples[0].names}
+
+
+def in_files(name: str, samples: Sequence[FileSample], missing: tuple[str, ...]) -> dict[str, Found]:
+    """File -> what it has of a column, of files that have it."""
+    found, flat = {}, {}
+    for sample in samples:
+        if name not in sample.names:
             continue
-        arrays = [chunk for piece in sample.pieces if name in piece.column_names for chunk in piece[name].chunks]
-        found[name] = found_in(kind, arrays, missing_of(name), name in sample.fractions)
+        kind = kind_in(sample, name)
+        declared = f"{VECTOR}{sample.vectors[name]}" if name in sample.vectors else type_of(kind)
+        found[sample.path] = Found(declared, declared, Values())
+        if name not in sample.vectors and declared not in (LIST, MAP, NESTED):
+            flat.setdefault(kind, []).append(sample)
+    for kind, alike in flat.items():
+        counts = counted([chunks_in(sample, name) for sample in alike], type_of(kind), missing)
+        for sample, values in zip(alike, counts):
+            values += Values(1, 0, 1, 1) if name in sample.fractions else Values()
+            found[sample.path] = Found(type_with(kind, values), type_of(kind), values)
     return found
 
 
-def found_in(kind: pa.DataType, arrays: list[pa.Array], missing: tuple[str, ...], has_fractions: bool) -> Found:
-    """A column of Arrow's type `kind` with these values in the sample. has_fractions: beyond the sample."""
-    declared, kind = type_of(kind), kind.value_type if pa.types.is_dictionary(kind) else kind
-    if declared in (LIST, MAP, NESTED):
-        return Found(declared, declared, Values())
-    count = numbers_of if declared == FLOAT else values_of
-    values = sum((count(distinct_of(array, missing)) for array in arrays), Values())
-    values += Values(1, 0, 1, 1) if has_fractions else Values()
+def kind_in(sample: FileSample, name: str) -> pa.DataType:
+    """Arrow's type of a column in a file, that of its values if they are encoded by a dictionary."""
+    kind = pa.binary() if sample.schema is None else sample.schema.field(sample.names.index(name)).type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def chunks_in(sample: FileSample, name: str) -> list[pa.Array]:
+    return [chunk for piece in sample.pieces if name in piece.column_names for chunk in piece[name].chunks]
+
+
+def type_with(kind: pa.DataType, values: Values) -> str:
+    """The type of a column of Arrow's type `kind` with these values."""
     if not values.num:
-        return Found(NONE, declared, values)
+        return NONE
     if pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
-        return Found(TRUTH if pa.types.is_boolean(kind) else TIME, declared, values)
-    return Found(values.type, declared, values)
+        return TRUTH if pa.types.is_boolean(kind) else TIME
+    return values.type
+
+
+def counted(chunks: list[list[pa.Array]], declared: str, missing: tuple[str, ...]) -> list[Values]:
+    """The distinct values of each file, counted for all files together. chunks: of each file, of one type."""
+    flat = [chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk for of in chunks for chunk in of]
+    sizes = [sum(map(len, of_file)) for of_file in chunks]
+    try:
+        texts = as_text(pa.concat_arrays(flat)) if flat else pa.array([], pa.binary())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # preparing names what cannot be read
+        return [Values()] * len(chunks)
+    distinct = distinct_of(texts, missing)
+    texts, _ = trimmed(texts, missing)
+    place = pc.index_in(texts, distinct).fill_null(-1).to_numpy()
+    file = np.repeat(np.arange(len(chunks)), sizes)[place >= 0]
+    pairs = np.unique(file * len(distinct) + place[place >= 0])
+    file, place = np.divmod(pairs, max(len(distinct), 1))
+    whole, fractions, points = numbers_among(distinct) if declared == FLOAT else kinds_of(distinct)
+    sums = [np.bincount(file[which[place]], minlength=len(chunks)) for which in (whole, fractions, points)]
+    return [Values(*map(int, of_file)) for of_file in zip(np.bincount(file, minlength=len(chunks)), *sums)]
 
 
 @dataclass(frozen=True)
@@ -375,21 +407,24 @@ def distinct_of(values: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) ->
 
 def values_of(texts: pa.Array) -> Values:
     """Of distinct values of text."""
-    is_whole = pc.match_substring_regex(texts, WHOLE_TEXT)
-    others = texts.filter(pc.invert(is_whole))
-    is_number = pc.or_(pc.match_substring_regex(others, NUMBER_TEXT), pc.match_substring_regex(others, INFINITE_TEXT))
-    is_code = pc.match_substring_regex(others, CODE_TEXT)
-    fractions = others.filter(pc.and_not(is_number, is_code))
-    points = pc.match_substring_regex(fractions, r"\.")
-    return Values(len(texts), len(texts) - len(others), len(fractions), pc.sum(points).as_py() or 0)
+    return Values(len(texts), *(int(np.count_nonzero(which)) for which in kinds_of(texts)))
 
 
-def numbers_of(texts: pa.Array) -> Values:
-    """Of distinct floats and decimals, as texts."""
+def kinds_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which distinct values of text (n,) are integers, other numbers, and those with a point, (n,) bool."""
+    whole, number, infinite, code, point = (
+        np.asarray(pc.match_substring_regex(texts, pattern))
+        for pattern in (WHOLE_TEXT, NUMBER_TEXT, INFINITE_TEXT, CODE_TEXT, r"\.")
+    )
+    fractions = (number | infinite) & ~whole & ~code
+    return whole, fractions, fractions & point
+
+
+def numbers_among(texts: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same of distinct floats and decimals, as texts."""
     values = texts.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    values = values[~np.isnan(values)]
-    whole = int(np.count_nonzero(np.isfinite(values) & (values == np.floor(values))))
-    return Values(len(values), whole, len(values) - whole, len(values) - whole)
+    whole = np.isfinite(values) & (values == np.floor(values))
+    return whole, ~whole, ~whole
 
 
 def type_of(kind: pa.DataType) -> str:
