@@ -270,7 +270,8 @@ def check_data(checkpoint: Path, source):
     difference = saved and saved.difference(now)
     if difference:
         raise UserError(
-            f"{checkpoint} was saved with other data: {difference}: give the same data and rules, or start anew"
+            f"{checkpoint} was saved with other data: {difference}: give the same data and rules, or go on with new "
+            f"data in a new run.dir by init_from={checkpoint}"
         )
 
 

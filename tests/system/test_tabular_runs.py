@@ -115,6 +115,7 @@ def test_other_data_are_refused_where_values_would_get_other_rows(log, trained):
     data = [f"data.path={log}/fewer.csv", f"data.cache={log}/prepared3"]
     outcome = train(2, *SETTINGS, *data, "epochs=7", f"run.dir={log}/run", "resume=auto")
     assert outcome.code != 0 and "was saved with other data: column user had" in outcome.text, outcome.text
+    assert f"go on with new data in a new run.dir by init_from={log}/run/checkpoints/step-" in outcome.text
     outcome = predict(2, trained, "split=valid", *data, f"out={log}/valid2.npy")
     assert outcome.code != 0 and "was trained on" in outcome.text, outcome.text
 
