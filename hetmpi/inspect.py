@@ -34,12 +34,13 @@ from hetmpi.errors import UserError, printable
 LABEL_NAMES = ("label", "click", "clicked", "target", "y")
 EXAMPLE_CHARS = 60
 OWN = ("label", "delimiter", "encoding", "decimal")
+SETTING = re.compile(r"\w+=")  # else a path, as data/day=1
 
 
 def main(arguments: list[str]):
     """Reads the command line and prints the yaml."""
-    paths = [text for text in arguments if "=" not in text]
-    own = dict(text.split("=", 1) for text in arguments if "=" in text)
+    own = dict(text.split("=", 1) for text in arguments if SETTING.match(text))
+    paths = [text for text in arguments if not SETTING.match(text)]
     if {"-h", "--help"} & set(arguments):
         return print(__doc__)
     unknown = sorted(set(own) - set(OWN))

@@ -21,7 +21,7 @@ from hetmpi import _C
 from hetmpi.checkpoint.checkpoints import Position
 from hetmpi.data.files import all_files
 from hetmpi.data.source import Source
-from hetmpi.data.tabular import Encoder
+from hetmpi.data.tabular import Encoder, Tabular
 from hetmpi.data.tabular.stream import Ranks, Stream
 from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing, one_line
@@ -196,9 +196,9 @@ def prepare(source: Source, world: World, config: DictConfig, resumed: tuple | N
 
 def prepare_files(source: Source, world: World):
     """Prepares a source, and compares over the ranks what it reads. Collective. Raises UserError."""
-    if hasattr(source, "files"):
+    if callable(getattr(source, "files", None)):
         check_same_files(world, source.files)
-    if hasattr(source, "times"):  # copies on the disks of nodes may have others
+    if isinstance(source, Tabular):  # copies on the disks of nodes may have other times
         source.times = world.from_first(lambda: times_of(source.files))
     ranks = ranks_of(world)
     source.prepare(ranks.rank, ranks.size, ranks.barrier)

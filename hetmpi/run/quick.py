@@ -15,7 +15,7 @@ from hetmpi.world.world import World
 
 NUM = 10  # in a run
 LEAST_STEPS = 100  # of a run
-LEAST_SAMPLES = 2048  # of the sample
+LEAST_SAMPLES, MOST_SAMPLES = 2048, 1 << 18  # of the sample, which the ranks keep in memory
 TRAINED_PER_SAMPLE = 80  # an evaluated sample takes less than half of a trained one: ten take a sixteenth of the time
 MOST_SHARE = 1 / 20  # of the time of training; further ones are left out
 
@@ -46,7 +46,7 @@ class QuickEvaluations:
             return None
         most = source.num_valid if config.eval.max_samples is None else min(source.num_valid, config.eval.max_samples)
         num = max(LEAST_SAMPLES, steps * config.batch_size * world.size // TRAINED_PER_SAMPLE)
-        return QuickEvaluations(world, min(num, most), total_steps) if most > 0 else None
+        return QuickEvaluations(world, min(num, most, MOST_SAMPLES), total_steps) if most > 0 else None
 
     def is_tenth(self, step: int) -> bool:
         """Whether a tenth of the run ends with this step, but for the last."""

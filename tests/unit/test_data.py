@@ -395,6 +395,17 @@ def test_a_job_whose_pieces_another_job_removes_takes_the_parts_of_that_job(tmp_
     assert contents(cache) == contents(opened(source, tmp_path / "whole") and tmp_path / "whole")
 
 
+def test_pieces_that_a_job_writes_after_the_end_of_another_one_are_removed(tmp_path, small_units):
+    source, cache = write(tmp_path / "a.tsv", make_lines(500)), tmp_path / "cache"
+    job = job_of(source, cache)
+    preparing.prepare(job)
+    preparing.prepare_together(job_of(source, cache), 0, 1, lambda: None)
+    left = Path(job.folder) / (preparing.PIECES + job.names[0])
+    left.mkdir()
+    preparing.finish(job)
+    assert not left.exists()
+
+
 def test_what_a_killed_prepare_left_is_not_counted_and_goes_after_an_hour(tmp_path):
     source, cache = write(tmp_path / "a.tsv", make_lines(50)), tmp_path / "cache"
     folder = Path(job_of(source, cache).folder)

@@ -163,6 +163,7 @@ def test_a_stream_in_another_dialect(tmp_path):
         ({"delimiter": "é"}, "1 to 16 characters"), ({"quote": "''"}, "data.quote must be one character"),
         ({"encoding": "klingon"}, "data.encoding must be"),
         ({"encoding": "hex"}, "data.encoding must be"), ({"encoding": 8}, "data.encoding must be"),
+        ({"encoding": "utf-9"}, "data.encoding must be"),
         ({"decimal": ";"}, "data.decimal must be"), ({"decimal": ",", "delimiter": ","}, "cannot be the delimiter too"),
     ],
 )  # fmt: skip

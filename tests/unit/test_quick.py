@@ -45,7 +45,7 @@ def test_a_resumed_run_evaluates_at_the_same_steps():
 
 @pytest.mark.parametrize("num_valid, total_steps, changed, num", [
     (50_000, 1000, {}, 2048), (500, 1000, {}, 500), (50_000, 100_000, {}, 50_000), (10**6, 100_000, {}, 80_000),
-    (10**6, 100_000, {"eval.max_samples": 700}, 700),
+    (10**6, 100_000, {"eval.max_samples": 700}, 700), (10**8, 10**9, {}, 1 << 18),
 ])  # fmt: skip
 def test_a_sample_is_small_beside_the_training(num_valid, total_steps, changed, num):
     assert quick(total_steps, num_valid, **changed).num_samples == num

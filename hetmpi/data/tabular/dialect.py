@@ -57,8 +57,10 @@ def is_encoding(name) -> bool:
     """Whether Python decodes text by this name."""
     try:
         b"a".decode(name)
+    except UnicodeDecodeError:  # a is no whole character
+        return True
     except (LookupError, TypeError, ValueError):
-        return isinstance(name, str) and name.startswith(("utf", "UTF"))  # a is no whole character
+        return False
     return True
 
 

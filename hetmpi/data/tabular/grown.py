@@ -13,7 +13,7 @@ from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.encoder import INTEGERS, VOCABULARY, Encoder, IdEncoder
 from hetmpi.data.tabular.encodings import check_integers
 from hetmpi.data.tabular.reading import Reading
-from hetmpi.data.tabular.rules import DROP, Rule
+from hetmpi.data.tabular.rules import Column, Rule, plain, texts_of
 from hetmpi.errors import one_line
 from hetmpi.open_rows import places_of
 
@@ -104,15 +104,19 @@ def check_rules(before: Encoder, reading: Reading, rules: Sequence[Rule]) -> Non
             had, has = (one_line(", ".join(one) if isinstance(one, tuple) else str(one)) for one in (had, has))
             raise DataError(f"init_from: data.{setting} was {had} in the run before, now it is {has}: give the same")
     for column in before.columns:
-        rule = next((rule for rule in rules if rule.matches(column.name)), None)
+        rule = next((rule for rule in rules if rule.matches(column.vector or column.name)), None)
         for key, value in rule.settings.items() if rule else ():
-            had = getattr(column, key)
-            if plain_of(had) != plain_of(value) or (key == "kind" and value == DROP):
+            had = setting_of(column, key)
+            if (texts_of(key, value) if key == "missing" else plain(value)) != had:
                 raise DataError(
                     f"init_from: column {one_line(column.name)} had {key}: {one_line(str(had))} in the run before, "
                     f"data.columns has {one_line(str(value))}: give the same rules, or none"
                 )
 
 
-def plain_of(value):
-    return [float(part) for part in value] if isinstance(value, (list, tuple)) and value else value
+def setting_of(column: Column, key: str):
+    """The value of a rule's key that makes such a column."""
+    if key == "weights":
+        return column.weights or column.weight_column
+    had = getattr(column, key)
+    return had if key == "missing" else plain(had)

@@ -230,6 +230,8 @@ def finish(job: PrepareJob) -> dict:
         )
         write_json(manifest, job.folder, "manifest.json")
         remove_leftovers(job.folder, {*job.names, *job.parts})
+    for name in {PIECES + name for name in job.names} & list_folder(job.folder):  # written after another job's end
+        shutil.rmtree(os.path.join(job.folder, name), ignore_errors=True)
     return manifest
 
 
@@ -525,13 +527,14 @@ def explain(error: Exception, what: str, folder: str) -> str:
 def remove_leftovers(folder: str, needed: set[str]) -> None:
     """Removes other units and buckets than `needed`, of an older source or unfinished, pieces, and counts of older
     units."""
-    for entry in os.scandir(folder):
-        if entry.name.startswith("counts-") and ".part-" not in entry.name:
-            os.remove(entry.path)
-        if not UNIT_FOLDER.fullmatch(entry.name) or entry.name in needed:
-            continue
-        if ".part-" not in entry.name or time.time() - entry.stat().st_mtime > ABANDONED_S:
-            shutil.rmtree(entry.path, ignore_errors=True)
+    for entry in list(os.scandir(folder)):
+        with contextlib.suppress(FileNotFoundError):  # another job has removed or renamed it
+            if entry.name.startswith("counts-") and ".part-" not in entry.name:
+                os.remove(entry.path)
+            if not UNIT_FOLDER.fullmatch(entry.name) or entry.name in needed:
+                continue
+            if ".part-" not in entry.name or time.time() - entry.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(entry.path, ignore_errors=True)
 
 
 @contextlib.contextmanager
