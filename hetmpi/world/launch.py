@@ -136,7 +136,7 @@ def describe(error: BaseException, rank: int, size: int, is_traced: bool = False
 
 def check_same_command(world: World):
     """Raises UserError on every rank unless all ranks were started with the same arguments. Collective."""
-    name = Path(sys.argv[0]).stem.split()[-1]  # `hetmpi train`, or the path of train.py, which may differ
+    name = Path(sys.argv[0]).stem.rpartition(" ")[2]  # `hetmpi train`, or the path of train.py, which may differ
     commands = world.comm.allgather((world.host, [name, *sys.argv[1:]]))
     (host, first), others = commands[0], commands[1:]
     for rank, (other_host, other) in enumerate(others, 1):

@@ -2,11 +2,13 @@
 
 import os
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hetmpi.errors import UserError
+from hetmpi.run.build import prepare_files
 from hetmpi.world import same_files
 from hetmpi.world.same_files import File, check_same_entries, check_same_files, described, difference
 from hetmpi.world.world import World
@@ -73,6 +75,12 @@ def test_a_rank_that_cannot_list_its_files_is_one_without_them(world, folder):
         return check_same_files(world, listed)
     with pytest.raises(UserError, match=r"a.csv is missing on rank 1 on "):
         check_same_files(world, listed)
+
+
+def test_a_source_of_ones_own_may_mean_something_else_by_files_and_times(world):
+    source = SimpleNamespace(files=["a.csv"], times=[1.0], prepare=lambda rank, size, barrier: None)
+    prepare_files(source, world)
+    assert source.times == [1.0]
 
 
 def test_ranks_of_a_node_that_see_the_same_files_read_none(world, folder):

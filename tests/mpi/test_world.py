@@ -15,7 +15,7 @@ from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError
 from hetmpi.schedule import Schedule
 from hetmpi.world import mpi as module
-from hetmpi.world.launch import describe, first_difference
+from hetmpi.world.launch import check_same_command, describe, first_difference
 from hetmpi.world.mpi import MPI, check_launcher, check_library, check_one_mpi, check_torchrun, libraries_in, start_mpi
 from hetmpi.world.same_build import check_same_build, own_build
 from hetmpi.world.world import World
@@ -104,6 +104,11 @@ def test_another_error_is_told_with_its_traceback():
         text = describe(error, 1, 2)
     assert text.startswith("Traceback") and "hetmpi: KeyError: 'x' (rank 1 of 2 on " in text
     assert "hetmpi.errors.UserError: no such thing" in describe(UserError("no such thing"), 0, 1, is_traced=True)
+
+
+def test_a_program_without_a_name_is_started(world, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [""])
+    check_same_command(world)
 
 
 def test_ranks_of_different_builds_are_refused_in_one_line_with_their_hosts():

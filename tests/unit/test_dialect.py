@@ -129,6 +129,12 @@ def test_labels_may_have_decimal_commas(tmp_path):
     assert sorted(np.concatenate([part.label for part in samples_of(source)])) == [i + 0.5 for i in range(100)]
 
 
+def test_a_file_that_ends_within_a_character_is_refused(tmp_path):
+    path = write(tmp_path / "a.csv", text_of().encode("utf-16")[:-1])
+    with pytest.raises(DataError, match="a.csv is no text in data.encoding=utf-16"):
+        source_of(path, tmp_path / "cache", encoding="utf-16")
+
+
 def test_bytes_that_an_encoding_has_not_are_refused(tmp_path):
     path = write(tmp_path / "a.csv", text_of().encode() + b"1,Caf\xe9 x,1.5,0\n")
     with pytest.raises(DataError, match=r"no text in data.encoding=utf-8: .* byte 0xe9 in .*Caf.*: give another"):

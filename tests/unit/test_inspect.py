@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from hetmpi.data.tabular import DataError
 from hetmpi.errors import UserError
-from hetmpi.inspect import inspected, quoted
+from hetmpi.inspect import inspected, main, quoted
 
 ODD_NAMES = [
     "a\u2028label: evil", "a\u0085b: 1", "a\rlabel: evil", "a\nlabel: evil", "tab\t", "\x00", "\x1b[31mred", "\x7f",
@@ -55,6 +55,14 @@ def test_a_path_with_line_ends_makes_no_keys(tmp_path):
     folder.mkdir()
     found = inspected_table(folder, {"x": [1, 2], "click": [0, 1]})
     assert found["seed"] == 0 and found["path"] == str(folder / "a.parquet")
+
+
+def test_a_path_may_have_folders_named_by_key_and_value(tmp_path, capsys):
+    folder = tmp_path / "day=1"
+    folder.mkdir()
+    pq.write_table(pa.table({"x": [1, 2], "click": [0, 1]}), folder / "a.parquet")
+    main([str(folder / "a.parquet"), "label=click"])
+    assert "label: 'click'" in capsys.readouterr().out.replace('"', "'")
 
 
 def test_long_values_are_cut_in_remarks(tmp_path):

@@ -170,6 +170,13 @@ def test_buckets_follow_from_the_size_of_the_files(tmp_path):
     assert buckets.num_buckets_of(list_units([str(tmp_path / "a.parquet")], [], 256 << 20)) == 2
 
 
+def test_buckets_follow_from_the_texts_of_parquet_that_are_divided(tmp_path):
+    texts = pa.array([f"{i}|" * 200 for i in range(1 << 15)])
+    pq.write_table(pa.table({"x": texts}), tmp_path / "a.parquet", use_dictionary=False)
+    units = list_units([str(tmp_path / "a.parquet")], [], 256 << 20)
+    assert [buckets.num_buckets_of(units, divided) for divided in ((), {"x"})] == [1, 2]
+
+
 # eval.max_samples
 
 

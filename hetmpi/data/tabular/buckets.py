@@ -6,7 +6,7 @@ same. Pieces are removed when all buckets are complete."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -24,18 +24,20 @@ PER_TEXT_BYTE = 4  # of text as short as "1,": a digit and a delimiter become VA
 PER_COMPRESSED_BYTE = 8 * PER_TEXT_BYTE
 
 
-def num_buckets_of(units: Iterable[Unit]) -> int:
-    """The number of buckets for the rows of all units."""
-    size = sum(map(largest_size, units))
+def num_buckets_of(units: Iterable[Unit], divided: Collection[str] = ()) -> int:
+    """The number of buckets for the rows of all units. divided: columns whose texts are several values."""
+    size = sum(largest_size(unit, divided) for unit in units)
     return max(1, -(-size // BUCKET_BYTES), min(SHARED_BUCKETS, size // SHARED_BYTES))
 
 
-def largest_size(unit: Unit) -> int:
+def largest_size(unit: Unit, divided: Collection[str] = ()) -> int:
     """Bytes that the rows of a unit can have in memory."""
     if unit.form == PARQUET:
         metadata = open_parquet(unit.path).metadata
         groups = (metadata.row_group(group) for group in range(unit.begin, unit.end))
-        return VALUE_BYTES * sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+        columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+        texts = sum(column.total_uncompressed_size for column in columns if column.path_in_schema in divided)
+        return VALUE_BYTES * sum(column.num_values for column in columns) + PER_TEXT_BYTE * texts
     return (unit.end - unit.begin) * (PER_COMPRESSED_BYTE if compression_of(unit.path) else PER_TEXT_BYTE)
 
 

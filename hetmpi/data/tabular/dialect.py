@@ -6,6 +6,7 @@ So values have the ids of the same values in other files."""
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -78,15 +79,16 @@ def keeps_lines(encoding: str | None) -> bool:
     return not name.startswith(OF_STATE)
 
 
-def decoded(texts: Iterable[bytes], encoding: str | None, path: str) -> Iterator[bytes]:
-    """Text in UTF-8. Raises DataError for bytes that the encoding has not."""
+def decoded(texts: Iterable[bytes], encoding: str | None, path: str, is_cut: bool = False) -> Iterator[bytes]:
+    """Text in UTF-8. is_cut: the last of `texts` may end within a character. Raises DataError for bytes that the
+    encoding has not."""
     if encoding is None:
         yield from texts
         return
     decoder = codecs.getincrementaldecoder(encoding)()
-    for text in texts:
+    for text, is_last in itertools.chain(((text, False) for text in texts), [(b"", not is_cut)]):
         try:
-            yield decoder.decode(text).encode(errors="surrogatepass")
+            yield decoder.decode(text, is_last).encode(errors="surrogatepass")
         except UnicodeDecodeError as error:
             start = error.start
             near = error.object[max(0, start - 20) : start + 20]

@@ -113,7 +113,8 @@ class PrepareJob:
     @functools.cached_property
     def num_buckets(self) -> int:
         """0 without shuffling."""
-        return num_buckets_of(self.units) if self.shuffle else 0
+        divided = {column.name for column in self.reading.columns if column.separator is not None}
+        return num_buckets_of(self.units, divided) if self.shuffle else 0
 
     @functools.cached_property
     def bucket_names(self) -> list[str]:

@@ -95,7 +95,7 @@ def head_of(path: str, num_bytes: int = READ_BYTES, encoding: str | None = None)
     """The first whole lines of a file, about num_bytes. Raises DataError as blocks() does."""
     text = b""
     size = os.path.getsize(path)
-    for piece in decoded(pieces(Unit(0, path, size, 0, 0, min(size, num_bytes))), encoding, path):
+    for piece in decoded(pieces(Unit(0, path, size, 0, 0, min(size, num_bytes))), encoding, path, is_cut=True):
         text += piece
         if len(text) >= num_bytes and b"\n" in text:
             break
