@@ -95,7 +95,9 @@ FIGURES = {  # log lines display those with a word, in this order
     "recall_at_100": Figure("share of ranks of at most 100, HR@100", "quality", "{:.4f}".format, "recall@100", max),
     "ndcg_at_10": Figure("mean of 1 / log2(1 + rank) of ranks up to 10", "quality", "{:.4f}".format, "NDCG@10", max),
     "of_samples": Figure("held-out samples of a quick evaluation", "progress", "{:,.0f}".format, "sample of"),
-    "unseen": Figure("held-out rows whose item is in no training row", "quality", "{:,.0f}".format, "unseen", min),
+    "unseen": Figure(
+        "held-out rows whose item is in no training row or history", "quality", "{:,.0f}".format, "unseen", min
+    ),
     "mr": Figure("mean rank on held-out triples", "quality", number_text, "mr", min),
     "sampled_mr": Figure("mean rank, among some entities", "quality", number_text, "sampled mr", min),
     "test_mr": Figure("mean rank on test triples", "quality", number_text, "", min),

@@ -259,5 +259,5 @@ def is_until(line: bytes, step: int, files: Collection[str] | None) -> bool:
         values = json.loads(line)
         is_other = files is not None and "file" in values and values["file"] not in files
         return float(values["step"]) < step or (float(values["step"]) == step and not is_other)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return False

@@ -325,10 +325,12 @@ class ClickThroughRate(Task):
         for name, (label, logit, *others) in zip(self.labels, self._by_label(columns)):
             of_label = f" of {one_line(name)}" if len(self.labels) > 1 else ""
             metric = "RMSE" if self.predicts_numbers else "AUC"
-            cause = None if metric == "RMSE" or self.classes else without_auc(label, logit)
+            cause = None if self.predicts_numbers or self.classes else without_auc(label, logit)
             if self.classes and len(label) and label.min() == label.max():
                 cause = f"all {len(label):,} held-out samples have the class {one_line(self.classes[label[0]])}"
-            elif cause is None and self._figures(label, logit, *others)[metric.lower()] is None:
+            elif np.isnan(logit).any():
+                cause = f"{int(np.isnan(logit).sum()):,} of {logit.size:,} predictions are NaN"
+            elif cause is None and self.is_weighted and self._figures(label, logit, *others)[metric.lower()] is None:
                 cause = "the weights of the held-out samples, or of all with one label, are 0"
             if not len(label):
                 cause = "no held-out sample has this label" if of_label else "there are no held-out samples"

@@ -278,7 +278,8 @@ def check_data(checkpoint: Path, source):
 def check_graph(checkpoint: Path, manifest: dict, source):
     """Raises UserError if a source's graph is not that of the checkpoint: rows would be those of other nodes."""
     saved, now = manifest.get("graph"), getattr(source, "digests", {})
-    differ = [part for part in now if isinstance(saved, dict) and saved.get(part) != now[part]]
+    saved = saved if isinstance(saved, dict) else {}
+    differ = [part for part in now if part in saved and saved[part] != now[part]]  # earlier versions save fewer parts
     if differ:
         raise UserError(
             f"{checkpoint} was saved with another graph, its {' and '.join(differ)} differ: give the data that it was "

@@ -84,6 +84,13 @@ def test_held_out_classes_that_no_training_row_has_are_said_and_left_out_of_metr
     assert task.model_arguments(4)["num_classes"] == 3 and task.without_figures(list(columns)) is None
 
 
+def test_metrics_that_lack_because_of_predictions_say_so(tmp_path):
+    task = ClickThroughRate(source_of(written(tmp_path, "csv", list(GRADES))), ClassLoss())
+    logits = np.full((4, len(task.classes)), np.nan, np.float32)
+    expected = f"no AUC: {logits.size} of {logits.size} predictions are NaN"
+    assert task.without_figures([np.array([0, 1, 1, 0], np.float32), logits]) == expected
+
+
 def test_the_metrics_of_classes_are_those_of_their_definition():
     label, logits = RNG.integers(0, 4, 60), RNG.normal(size=(60, 5))  # no sample has the last class
     probability = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)

@@ -233,6 +233,14 @@ def test_masks_are_the_split(tmp_path, right, form, values):
         opened(tmp_path / "kg", nodes_of(split=None, **masks | {"val_mask": masks["train_mask"]}), form=form)
 
 
+@pytest.mark.parametrize("value", [[0], {"part": 0}])
+def test_parts_and_masks_that_are_lists_or_structs_are_refused(tmp_path, value):
+    with pytest.raises(UserError, match="split must be train, valid or test.*got (list|struct)<"):
+        opened(tmp_path / "kg", nodes_of(split=[value] * 6), form="parquet")
+    with pytest.raises(UserError, match="train_mask must be true or false for each node, got (list|struct)<"):
+        opened(tmp_path / "kg", nodes_of(split=None, train_mask=[value] * 6), form="parquet")
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_kinds_of_edges_are_refused_or_left_out(tmp_path, right, form):
     edges = edges_of(type=["cites"] * 5)

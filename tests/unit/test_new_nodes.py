@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from crafted import change_manifest
 
 from hetmpi import predict
 from hetmpi.errors import UserError
@@ -92,3 +93,17 @@ def test_a_model_of_own_rows_alone_cannot_know_new_nodes(tmp_path):
         UserError, match="the model was trained with the numbers none, the nodes have age, size|size, age"
     ):
         predicted(checkpoint, tmp_path / "p.parquet", *numbers, "new_nodes=true")
+
+
+def test_new_nodes_with_labels_of_another_kind_are_refused(tmp_path):
+    checkpoint = trained(tmp_path, *written(tmp_path / "first", 40, 0))
+    later = [*written(tmp_path / "later", 60, 0), "data.label_separator=' '"]
+    with pytest.raises(UserError, match="was trained with one class per node, the nodes have several labels"):
+        predicted(checkpoint, tmp_path / "p.parquet", *later, "new_nodes=true")
+
+
+def test_a_checkpoint_of_a_version_that_saved_fewer_digests_of_its_graph_is_read(tmp_path):
+    data = written(tmp_path / "first", 40, 0)
+    checkpoint = trained(tmp_path, *data)
+    change_manifest(checkpoint, lambda manifest: manifest["graph"].pop("names of numbers"))
+    assert len(predicted(checkpoint, tmp_path / "p.parquet", *data)) == 40

@@ -181,6 +181,15 @@ def test_a_resumed_run_knows_how_long_what_it_keeps_took(log, run_dir):
     assert [values["step"] for values in lines(run_dir / "metrics.jsonl")] == [10, 20]
 
 
+def test_a_resumed_run_drops_a_line_whose_step_is_beyond_all_numbers(log, run_dir):
+    log.step({"step": 10, "loss": 0.5, "elapsed_s": 1.5})
+    log.close()
+    with open(run_dir / "metrics.jsonl", "a") as file:
+        file.write(f'{{"step": {10**400}}}\n')
+    RunLog(run_dir, "", total_steps=40, resumed_at=25).close()
+    assert [values["step"] for values in lines(run_dir / "metrics.jsonl")] == [10]
+
+
 def test_a_resumed_stream_keeps_the_evaluations_of_files_that_were_opened(log, run_dir):
     for step, file in ((0, "a"), (5, "b"), (5, "c")):
         log.evaluation({"step": step, "auc": 0.5, "file": file})

@@ -93,7 +93,9 @@ def several_labels(found: pa.Array, what: str) -> tuple[np.ndarray, list[str]]:
 
 
 def part_texts(found: pa.Array) -> list[str | None]:
-    """Values of a column of parts or of a mask, as lower-case texts."""
+    """Values of a column of parts or of a mask, as lower-case texts; of lists and structs their type alone."""
+    if pa.types.is_nested(found.type):
+        return [type_text(found)] * len(found)
     integers = whole(found)
     texts = as_texts(found if integers is None else integers)
     return pc.utf8_lower(texts).to_pylist()
@@ -102,13 +104,13 @@ def part_texts(found: pa.Array) -> list[str | None]:
 def split_of(found: pa.Array, what: str) -> np.ndarray:
     """(N,) int8. Raises DataError for values that name no part."""
     is_boolean = pa.types.is_boolean(found.type)
-    texts = ["-1" if text is None else text for text in part_texts(found)] if not pa.types.is_null(found.type) else []
+    texts = ["-1" if text is None else text for text in part_texts(found)]
     wrong = sorted(set(texts) - set(SPLITS))
     if wrong or is_boolean:
         raise DataError(
             f"{what} must be train, valid or test, or 0, 1 or 2, or missing, got {one_line((wrong or texts)[0])}"
         )
-    return np.array([SPLITS[text] for text in texts], np.int8) if texts else np.full(len(found), NO_PART, np.int8)
+    return np.array([SPLITS[text] for text in texts], np.int8)
 
 
 def split_of_masks(masks: Mapping[str, pa.Array], what: str) -> np.ndarray:
@@ -118,10 +120,11 @@ def split_of_masks(masks: Mapping[str, pa.Array], what: str) -> np.ndarray:
         raise DataError(f"{what} has {', '.join(masks)}, but no train_mask")
     split = None
     for name, found in masks.items():
-        texts = part_texts(found) if not is_list(found.type) else [f"{type_text(found)}: choose one split"]
+        texts = part_texts(found)
         wrong = sorted({text for text in texts if text is not None and text not in MASK_VALUES})
         if wrong:
-            raise DataError(f"{what}: {name} must be true or false for each node, got {one_line(wrong[0])}")
+            cure = ": choose one split" if is_list(found.type) else ""
+            raise DataError(f"{what}: {name} must be true or false for each node, got {one_line(wrong[0])}{cure}")
         is_part = np.array([MASK_VALUES.get(text, False) for text in texts], bool)
         split = np.full(len(is_part), NO_PART, np.int8) if split is None else split
         both = is_part & (split != NO_PART)

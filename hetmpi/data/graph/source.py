@@ -143,11 +143,11 @@ class GraphData:
         graph = self._graph
         if graph.key_hashes is None:
             return None
-        return TrainedInputs(graph.key_hashes, graph.dense_names, graph.class_names)
+        return TrainedInputs(graph.key_hashes, graph.dense_names, graph.class_names, graph.labels.ndim == 2)
 
     def take_inputs(self, trained: TrainedInputs) -> tuple[int, int]:
         """Gives the nodes the keys and numbers of a model that was trained on another graph. Returns the numbers of
-        nodes without a key, and of keys that the model lacks. Raises UserError for other numbers."""
+        nodes without a key, and of keys that the model lacks. Raises UserError for other numbers or labels."""
         self.field_rows_of_files = self._graph.field_rows
         graph, num_unknown = trained.of(self._graph)
         self._open(graph, 1)

@@ -256,7 +256,7 @@ def is_named(name: str) -> bool:
 
 
 def holds_ends(nodes: Table, edges: Table, name: str) -> bool:
-    """Whether the values of a column of nodes differ, and are all values of src and dst are among them."""
+    """Whether the values of a column of nodes differ, and all values of src and dst are among them."""
     values = nodes.column(name)
     if not (pa.types.is_integer(values.type) or is_text(values.type) or pa.types.is_floating(values.type)):
         return False

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hetmpi.bounded_file import open_regular, shown
+from hetmpi.bounded_file import shown
 from hetmpi.bounded_parquet import open_parquet, read_table
 from hetmpi.data.files import DataError, first_line
-from hetmpi.data.graph.reading import first_values, named_by_first, read_lines
+from hetmpi.data.graph.reading import CURE, first_values, named_by_first, read_lines
 from hetmpi.data.triples.lines import BLANKS, Names, no_triples, weight_of
 from hetmpi.errors import UserError, one_line
 
@@ -67,11 +67,8 @@ def triples_of_table(
 
 
 def parquet_table(path: str, place: str) -> pa.Table:
-    open_regular(path).close()
     try:
-        return read_table(open_parquet(path, place), place, "use a machine with more, or smaller files")
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{place}: {first_line(error)}") from error
+        return read_table(open_parquet(path, place), place, CURE)
     except UserError as error:
         raise DataError(str(error)) from error
 
