@@ -317,19 +317,26 @@ def counted(chunks: list[list[pa.Array]], declared: str, missing: tuple[str, ...
     """The distinct values of each file, counted for all files together. chunks: of each file, of one type."""
     flat = [chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk for of in chunks for chunk in of]
     sizes = [sum(map(len, of_file)) for of_file in chunks]
-    try:
-        texts = as_text(pa.concat_arrays(flat)) if flat else pa.array([], pa.binary())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # preparing names what cannot be read
+    if not sum(sizes):
         return [Values()] * len(chunks)
-    distinct = distinct_of(texts, missing)
-    texts, _ = trimmed(texts, missing)
-    place = pc.index_in(texts, distinct).fill_null(-1).to_numpy()
+    encoded = pa.concat_arrays(flat).dictionary_encode()
+    distinct = distinct_of(encoded.dictionary, missing)
+    place = places_among(encoded, distinct, missing)
     file = np.repeat(np.arange(len(chunks)), sizes)[place >= 0]
     pairs = np.unique(file * len(distinct) + place[place >= 0])
     file, place = np.divmod(pairs, max(len(distinct), 1))
-    whole, fractions, points = numbers_among(distinct) if declared == FLOAT else kinds_of(distinct)
+    whole, fractions, points = kinds_of_floats(distinct) if declared == FLOAT else kinds_of(distinct)
     sums = [np.bincount(file[which[place]], minlength=len(chunks)) for which in (whole, fractions, points)]
     return [Values(*map(int, of_file)) for of_file in zip(np.bincount(file, minlength=len(chunks)), *sums)]
+
+
+def places_among(encoded: pa.DictionaryArray, distinct: pa.Array, missing: tuple[str, ...]) -> np.ndarray:
+    """The place of each value among distinct_of() of the dictionary, -1 for none, (n,) int64."""
+    if not len(distinct):
+        return np.full(len(encoded), -1)
+    texts, _ = trimmed(as_text(encoded.dictionary), missing)
+    places = pc.index_in(texts, distinct).fill_null(-1).to_numpy().astype(np.int64)
+    return np.append(places, -1)[encoded.indices.fill_null(-1).to_numpy()]
 
 
 @dataclass(frozen=True)
@@ -420,7 +427,7 @@ def kinds_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return whole, fractions, fractions & point
 
 
-def numbers_among(texts: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def kinds_of_floats(texts: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The same of distinct floats and decimals, as texts."""
     values = texts.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
     whole = np.isfinite(values) & (values == np.floor(values))

@@ -105,20 +105,28 @@ def later_places(size: int, num_bytes: int) -> list[tuple[int, int]]:
 
 def text_table(text: bytes, names: list[str], delimiter: str, quote: str | None) -> pa.Table:
     """Lines as texts, without those of another number of columns."""
-    good = b"".join(line + b"\n" for line in text.splitlines() if count_values(line, delimiter, quote) == len(names))
-    good, single = as_single(good, delimiter)
     try:
-        table = csv.read_csv(
-            pa.BufferReader(good),
-            csv.ReadOptions(column_names=names, block_size=len(good) + 1, use_threads=False),
-            csv.ParseOptions(delimiter=single, quote_char=quote or False),
-            csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False, check_utf8=False
-            ),
-        ).combine_chunks()
-        return restored(table, delimiter) if single != delimiter else table
+        if quote is None or quote.encode() not in text:
+            return parsed(text, names, delimiter, quote)
+    except pa.ArrowInvalid:  # some line has another number of columns
+        pass
+    good = b"".join(line + b"\n" for line in text.splitlines() if count_values(line, delimiter, quote) == len(names))
+    try:
+        return parsed(good, names, delimiter, quote)
     except pa.ArrowInvalid:  # preparing finds the line
         return pa.table({name: pa.array([], pa.binary()) for name in names})
+
+
+def parsed(text: bytes, names: list[str], delimiter: str, quote: str | None) -> pa.Table:
+    """All lines as texts. Raises pa.ArrowInvalid."""
+    text, single = as_single(text, delimiter)
+    table = csv.read_csv(
+        pa.BufferReader(text),
+        csv.ReadOptions(column_names=names, block_size=len(text) + 1, use_threads=False),
+        csv.ParseOptions(delimiter=single, quote_char=quote or False),
+        csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False, check_utf8=False),
+    ).combine_chunks()
+    return restored(table, delimiter) if single != delimiter else table
 
 
 def sample_parquet(path: str, num_rows: int) -> FileSample:
