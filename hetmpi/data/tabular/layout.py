@@ -83,12 +83,16 @@ class Layout:
         saved = read_json(folder, name)
         return Layout(**{**saved, "choices": {key: Choice(*one) for key, one in saved["choices"].items()}})
 
-    def write(self, folder: str, name: str) -> None:
-        """Writes it for the other ranks, unless the file has it already. Raises DataError."""
-        list_folder(folder)
+    @staticmethod
+    def find(folder: str, name: str) -> Layout | None:
+        """The same, None if it is missing or damaged."""
         with contextlib.suppress(OSError, Damaged):
-            if Layout.read(folder, name) == self:
-                return
+            return Layout.read(folder, name)
+        return None
+
+    def write(self, folder: str, name: str) -> None:
+        """Writes it for other ranks and runs. Raises DataError."""
+        list_folder(folder)
         try:
             write_json(asdict(self), folder, name)
         except OSError as error:

@@ -267,7 +267,7 @@ class Tabular:
         units = [replace(unit, mtime_ns=self.times.get(unit.path, unit.mtime_ns)) for unit in units]
         if not units:
             raise DataError(f"data.path={self.path} is empty")
-        layout = self._layout(list(dict.fromkeys(unit.path for unit in units)), last, rank, barrier)
+        layout = self._layout(units, last, rank, barrier)
         choices = layout.choices if self.follows is None else choices_of(self.follows, layout.types)
         columns = self.columns_of(layout.types, choices, last and last.column)
         layout.check(column.vector or column.name for column in columns)
@@ -348,24 +348,37 @@ class Tabular:
             encoding=self.dialect.encoding, decimal=layout.decimal,
         )  # fmt: skip
 
-    def _layout(self, paths: list[str], last, rank: int, barrier) -> Layout:
-        """The layout of the files, which the first rank finds and writes for the others. Collective."""
+    def _layout(self, units: list[Unit], last: LastRule | None, rank: int, barrier) -> Layout:
+        """The layout of the files, which the first rank finds and writes, for the others and for later runs on the same
+        files. Collective."""
         folder = absolute(self.cache or "prepared", "data.cache")
-        settings = [self.path, paths, self.names, self.dialect, self.missing, self.rules, self.labels, self.positive]
-        name = f"layout-{xxhash.xxh3_64_hexdigest(repr(settings).encode())}.json"
+        files = {unit.path: (unit.size, unit.mtime_ns) for unit in units}
+        settings = [self.names, self.dialect, self.missing, self.rules, self.labels, self.positive]
+        name = f"layout-{xxhash.xxh3_64_hexdigest(repr([VERSION, self.path, files, settings]).encode())}.json"
         if rank == 0:
-            self.layout_of(paths, last).write(folder, name)
+            written = Layout.find(folder, name)
+            layout = written or self._look(list(files))
+            self._check_layout(layout, units[0].path, last)
+            if written is None:
+                layout.write(folder, name)
         barrier()
         if name not in list_folder(folder):
             raise DataError(f"data.cache={folder}: it must be a folder that all ranks share")
         with reading_prepared(folder):
             return Layout.read(folder, name)
 
-    def layout_of(self, paths: list[str], last: LastRule | None = None) -> Layout:
-        """The layout of files. Raises DataError if a label or the column of data.valid is missing."""
+    def layout_of(self, paths: list[str]) -> Layout:
+        """The layout of files. Raises DataError if a label is missing."""
+        layout = self._look(paths)
+        self._check_layout(layout, paths[0], None)
+        return layout
+
+    def _look(self, paths: list[str]) -> Layout:
         label = self.labels[0] if self.labels else None
-        layout = look(self.path, paths, self.names, self.dialect, self.missing_of, label, self.positive)
-        path = paths[0]
+        return look(self.path, paths, self.names, self.dialect, self.missing_of, label, self.positive)
+
+    def _check_layout(self, layout: Layout, path: str, last: LastRule | None) -> None:
+        """Raises DataError if a label or the column of data.valid is missing. path: of the first file."""
         wanted = [("data.label", name) for name in self.labels] + (
             [("data.valid: column", last.column)] if last else []
         )
@@ -381,7 +394,6 @@ class Tabular:
                 f"give data.label=COLUMN, or for task=retrieval data.label_kind={NO_LABEL}: {path} has the columns "
                 f"{one_line(', '.join(layout.types), 500)}"
             )
-        return layout
 
     def missing_of(self, name: str) -> tuple[str, ...]:
         """Texts of the missing values of a column, or a label."""
