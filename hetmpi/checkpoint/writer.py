@@ -166,13 +166,13 @@ class Writer(threading.Thread):
                 part = path.with_suffix(".part")  # if a kill ends the removal, the next checkpoint completes it
                 with contextlib.suppress(OSError):
                     os.rename(path, part)
-                    remove(part)
+                    remove(part, ignore_errors=True)  # NFS keeps files that are open until they are closed
 
 
-def remove(path: Path):
+def remove(path: Path, ignore_errors: bool = False):
     """Removes the folder of a checkpoint; of a link to one, as to another disk, the link alone. Raises OSError."""
     if not path.is_symlink():
-        return shutil.rmtree(path)
+        return shutil.rmtree(path, ignore_errors)
     target = os.readlink(path)
     path.unlink()
     print(f"hetmpi: {path.with_suffix('')} was a link to {target}: it is removed, its folder stays", flush=True)

@@ -13,7 +13,7 @@ from hetmpi.data.tabular.encoder import no_value
 pytestmark = pytest.mark.mpi
 FEW = columns("rows: open, max_rows: 40, min_count: 2, expire_steps: 8")
 # AUC and ids of the run with few rows, the same at any number of ranks; recorded at one.
-AUC_OF_FEW, IDS_OF_FEW = 0.6906, (69, 40, 751)
+AUC_OF_FEW, IDS_OF_FEW = 0.7039, (66, 40, 747)
 
 
 @pytest.fixture

@@ -774,13 +774,13 @@ def test_unchanged_files_are_sampled_once(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("click,user,x\n" + "".join(f"{i % 2},u{i % 7},{i}.5\n" for i in range(300)))
     source_of(file, tmp_path / "cache")
-    [layout] = (tmp_path / "cache").glob("layout-*")
+    [layout] = (tmp_path / "cache").glob(".layout-*")
     written = layout.stat().st_mtime_ns
     source_of(file, tmp_path / "cache")
     assert layout.stat().st_mtime_ns == written
     file.write_text(file.read_text().replace(".5", ".words"))
     assert "x" not in source_of(file, tmp_path / "cache").dense_names
-    assert len(list((tmp_path / "cache").glob("layout-*"))) == 2
+    assert len(list((tmp_path / "cache").glob(".layout-*"))) == 2
 
 
 def test_fractions_that_begin_late_are_numbers(tmp_path):

@@ -354,7 +354,7 @@ class Tabular:
         folder = absolute(self.cache or "prepared", "data.cache")
         files = {unit.path: (unit.size, unit.mtime_ns) for unit in units}
         settings = [self.names, self.dialect, self.missing, self.rules, self.labels, self.positive]
-        name = f"layout-{xxhash.xxh3_64_hexdigest(repr([VERSION, self.path, files, settings]).encode())}.json"
+        name = f".layout-{xxhash.xxh3_64_hexdigest(repr([VERSION, self.path, files, settings]).encode())}.json"
         if rank == 0:
             written = Layout.find(folder, name)
             layout = written or self._look(list(files))
