@@ -355,17 +355,15 @@ class Tabular:
         files = {unit.path: (unit.size, unit.mtime_ns) for unit in units}
         settings = [self.names, self.dialect, self.missing, self.rules, self.labels, self.positive]
         name = f".layout-{xxhash.xxh3_64_hexdigest(repr([VERSION, self.path, files, settings]).encode())}.json"
-        if rank == 0:
-            written = Layout.find(folder, name)
-            layout = written or self._look(list(files))
-            self._check_layout(layout, units[0].path, last)
-            if written is None:
-                layout.write(folder, name)
+        if rank == 0 and Layout.find(folder, name) is None:
+            self._look(list(files)).write(folder, name)
         barrier()
         if name not in list_folder(folder):
             raise DataError(f"data.cache={folder}: it must be a folder that all ranks share")
         with reading_prepared(folder):
-            return Layout.read(folder, name)
+            layout = Layout.read(folder, name)
+        self._check_layout(layout, units[0].path, last)  # on every rank, so that all raise
+        return layout
 
     def layout_of(self, paths: list[str]) -> Layout:
         """The layout of files. Raises DataError if a label is missing."""
