@@ -2,11 +2,11 @@
 
 import csv
 import gzip
-import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fuzz import fuzz
+from rank_threads import on_threads
 
 from hetmpi.data.batch import concatenate
 from hetmpi.data.tabular import Tabular
@@ -99,26 +99,13 @@ def write_parquet(rng, rows, names, path):
 def samples(rng, path, cache, settings):
     """Row -> its keys, price and label, of all rows; prepared by some ranks, which are threads."""
     size = rng.randrange(1, 4)
-    meeting, sources, refusals = threading.Barrier(size), {}, []
 
-    def run(rank):
-        try:
-            sources[rank] = Tabular(str(path), 0, "click", columns=RULES, cache=str(cache), **settings)
-            sources[rank].prepare(rank, size, meeting.wait, lambda line: None)
-        except threading.BrokenBarrierError:
-            pass
-        except Exception as error:
-            refusals.append(error)
-            meeting.abort()
+    def run(rank, barrier):
+        source = Tabular(str(path), 0, "click", columns=RULES, cache=str(cache), **settings)
+        source.prepare(rank, size, barrier, lambda line: None)
+        return source
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if refusals:
-        raise refusals[0]
-    source = sources[0]
+    source = on_threads(size, run)[0]
     whole = concatenate([source.train(0, source.num_train), source.valid(0, source.num_valid)])
     names, order = [feature.name for feature in source.features], ["user", "city", "note"]
     assert sorted(names) == sorted(order) and sorted(source.dense_names) == ["price", "row"]

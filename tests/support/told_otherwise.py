@@ -3,10 +3,10 @@ rows, files and columns, with padding, nulls, quotes and compression."""
 
 import csv
 import gzip
-import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rank_threads import on_threads
 
 from hetmpi.data.tabular import Tabular
 
@@ -89,26 +89,12 @@ def source_of(rng, folder, rule, **settings):
     """Prepared by one rank or two, in threads."""
     rules = [{"name": "viewed", **rule}, {"name": "row", "kind": "number", "transform": "none"},
              {"name": "item", "kind": "id"}]  # fmt: skip
-    size, found, errors = rng.choice([1, 2]), {}, []
-    meeting = threading.Barrier(size)
+    size = rng.choice([1, 2])
 
-    def prepare(rank):
-        try:
-            source = Tabular(str(folder), 0, valid={"column": "day", "last": 1}, columns=rules,
-                             cache=str(folder) + "-cache", **settings)  # fmt: skip
-            source.prepare(rank, size, meeting.wait, lambda line: None)
-            found[rank] = source
-        except threading.BrokenBarrierError:
-            pass
-        except BaseException as error:
-            errors.append(error)
-            meeting.abort()
+    def prepare(rank, barrier):
+        source = Tabular(str(folder), 0, valid={"column": "day", "last": 1}, columns=rules,
+                         cache=str(folder) + "-cache", **settings)  # fmt: skip
+        source.prepare(rank, size, barrier, lambda line: None)
+        return source
 
-    threads = [threading.Thread(target=prepare, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]
+    return on_threads(size, prepare)[0]

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 from mutations import each_flipped_bit
+from rank_threads import on_threads
 
 from hetmpi import _C
 from hetmpi.data.batch import concatenate
@@ -44,26 +44,13 @@ def quiet(line):
 
 def source_of(path, cache, report=quiet, size=1, **settings):
     """Tabular data, prepared by `size` ranks, which are threads. Returns rank 0's."""
-    meeting, sources, errors = threading.Barrier(size), {}, []
 
-    def run(rank):
-        try:
-            sources[rank] = Tabular(str(path), 0, **{"label": "click", "cache": str(cache), **settings})
-            sources[rank].prepare(rank, size, meeting.wait, report)
-        except threading.BrokenBarrierError:
-            pass
-        except BaseException as error:
-            errors.append(error)
-            meeting.abort()
+    def run(rank, barrier):
+        source = Tabular(str(path), 0, **{"label": "click", "cache": str(cache), **settings})
+        source.prepare(rank, size, barrier, report)
+        return source
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return sources[0]
+    return on_threads(size, run)[0]
 
 
 def table_of(num=300, seed=0):
