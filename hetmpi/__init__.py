@@ -1,14 +1,24 @@
 """hetmpi: a data-parallel PyTorch trainer whose embedding rows are partitioned over MPI ranks and served by RMA."""
 
+import os
 import sys
 
 
 def put_current_folder_last():
-    """So that a file random.py in the current folder, which `python -m hetmpi.train` puts first on the path, does not
-    take the place of Python's. Models of one's own are imported from there nevertheless."""
+    """So that a file random.py or horovod.py in the current folder, which `python -m hetmpi.train` puts first on the
+    path, does not take the place of a module that hetmpi imports."""
     is_module = sys.argv[:1] == ["-m"] and "-m" in sys.orig_argv and not sys.flags.safe_path
     if is_module and sys.orig_argv[sys.orig_argv.index("-m") + 1].split(".")[0] == "hetmpi":
         sys.path.append(sys.path.pop(0))
+
+
+def put_current_folder_before_packages():
+    """Called when hetmpi's imports are done: models of one's own are found before packages of their name, and Python's
+    own modules before both."""
+    if sys.path[-1] == os.getcwd():
+        library = os.path.dirname(os.__file__)
+        first = [path for path in sys.path if path in (library, os.path.join(library, "lib-dynload"))]
+        sys.path[:] = [*first, sys.path[-1], *(path for path in sys.path[:-1] if path not in first)]
 
 
 put_current_folder_last()  # before any other import

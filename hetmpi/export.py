@@ -57,6 +57,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hetmpi import put_current_folder_before_packages
 from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.triples.names import TripleNames
@@ -103,6 +104,7 @@ def main(arguments: list[str]):
         check_paths("CHECKPOINT or OUT", arguments[:2], settings_of(arguments[2:]))
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
+    put_current_folder_before_packages()
     checkpoint, out = map(Path, arguments[:2])
     if any(argument.partition("=")[0] in OF_IDS for argument in arguments[2:]):
         return export_ids(checkpoint, out, arguments[2:])

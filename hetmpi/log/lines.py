@@ -27,7 +27,7 @@ class Lines:
     def of(lines: list[dict]) -> Lines:
         """Of lines that are parsed."""
         keys = dict.fromkeys(key for line in lines for key in line)
-        columns = {key: np.array([number_of(line.get(key)) for line in lines]) for key in keys}
+        columns = {key: np.array([number_of(line.get(key)) for line in lines], float) for key in keys}
         lags = [line["lags"] for line in lines if line.get("lags")]
         width = max(map(len, lags), default=0)
         padded = [bins + [0] * (width - len(bins)) for bins in lags]

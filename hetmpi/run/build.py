@@ -220,7 +220,7 @@ def ranks_of(world: World) -> Ranks:
 
 def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
     """The task, with its loss. Raises UserError for a loss with parameters, which would not be trained."""
-    loss = make(config.loss)
+    loss = make(loss_config(config.loss))
     if isinstance(loss, torch.nn.Module):
         loss = loss.to(device)
         if next(loss.parameters(), None) is not None:
@@ -230,6 +230,14 @@ def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
     if Task not in type(task).__mro__:
         raise UserError(f"{config.task._target_}: it must inherit hetmpi.tasks.task.Task")
     return task
+
+
+def loss_config(config: DictConfig) -> DictConfig:
+    """Of a class that is not hetmpi's, without the null of hetmpi's files, which it need not take."""
+    unset = [key for key in ("pos_weight", "class_weights") if key in config and config[key] is None]
+    if not unset or str(config.get("_target_")).startswith("hetmpi."):
+        return config
+    return OmegaConf.masked_copy(config, [key for key in config if key not in unset])
 
 
 def make_model(config: DictConfig, task: Task) -> torch.nn.Module:

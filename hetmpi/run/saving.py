@@ -35,6 +35,8 @@ class Saving:
         self.resumed = self._resumed()
         self.origin = self._origin() if self.resumed is None and config.init_from is not None else None
         self.start = Position() if self.resumed is None else position_of(self.resumed)
+        # which training may remove
+        self._began_with = self.origin if self.resumed is None else read_manifest(self.resumed).get("init_from")
         self._check_folder()
         self._every_steps, self._at_end = config.checkpoint.every_steps, config.checkpoint.at_end
 
@@ -56,10 +58,8 @@ class Saving:
             about["encoder"] = type(encoder).__name__
         if isinstance(model, FeatureRows):
             about["joined"] = {"tables": list(model.table_dims), "pools": model.pools, "names": model.names}
-        if self.origin is not None:
-            about["init_from"] = str(self.origin)
-        elif self.resumed is not None and "init_from" in (saved := read_manifest(self.resumed)):
-            about["init_from"] = saved["init_from"]
+        if self._began_with is not None:
+            about["init_from"] = str(self._began_with)
         if hasattr(source, "digests"):
             about["graph"] = source.digests
         if hasattr(source, "order"):

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from hetmpi import put_current_folder_before_packages
 from hetmpi.errors import ReportedElsewhere, UserError, one_line
 from hetmpi.world.early_signals import leave_interrupts_to_python, remove_segments
 from hetmpi.world.mpi import MPI, SPEAK_DELAY_S, local_rank
@@ -47,6 +48,7 @@ def launch(main):
         advise_naps(world)
         share_cores(world.node)
         check_same_command(world)
+        put_current_folder_before_packages()
         main(world)
     except SystemExit as leaving:
         code = leaving.code

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 MODELS = CLICK_MODELS
 BOTH = ["model.dropout=0.2", "model.batch_norm=true"]
-UNEVEN = ["eval.max_samples=401", "eval.batch_size=200"]  # rank 0 evaluates one batch, rank 1 two
+UNEVEN = ["data.num_valid=401", "eval.batch_size=200"]  # rank 0 evaluates one batch, rank 1 two
 
 
 def trained(folder, *settings, ranks=2):
