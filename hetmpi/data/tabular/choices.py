@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from hetmpi.data.tabular.convert import as_text, hashes, moments_of, no_value, numbers, trimmed
 from hetmpi.data.tabular.rules import DROP, FLOAT, ID, INTEGER, LIST, MAP, NESTED, NUMBER, vector_size
-from hetmpi.data.tabular.sampling import FileSample
+from hetmpi.data.tabular.sampling import FileSample, columns_named
 from hetmpi.data.tabular.times import DAY_SECONDS, moments, unit_of
 
 LEAST_VALUES = 200  # of which a column is judged
@@ -56,9 +56,8 @@ def choose(
 
 def pieces_of(samples: Sequence[FileSample], name: str) -> list[pa.Array]:
     """The values of a column in each piece of the files as binary texts; nothing of lists and nested values."""
-    pieces = [piece[name] for sample in samples for piece in sample.pieces if name in piece.column_names]
     try:
-        return [as_text(piece.combine_chunks()) for piece in pieces]
+        return [as_text(column.chunk(0)) for column in columns_named(name, samples) if len(column)]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # preparing names what cannot be read
         return []
 
@@ -81,9 +80,10 @@ def choice_of(
     if kind == FLOAT:
         return Choice(NUMBER)
     places = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces])
-    recurs = recurring(codes[present], places[present], num_rows * present.mean())
+    encoded = pa.array(codes[present]).dictionary_encode()
+    recurs = recurring(encoded.indices.to_numpy().astype(np.int64), places[present], num_rows * present.mean())
     values = exact(texts.filter(pa.array(present))) if kind == INTEGER else None
-    num_distinct = len(np.unique(codes[present]))
+    num_distinct = len(encoded.dictionary)
     times = times_in(texts.filter(pa.array(present)), values)
     if num_distinct > FEW and times is not None and (times % DAY_US).any():
         return Choice(DROP, TIME)
@@ -105,19 +105,18 @@ def exact(texts: pa.Array) -> np.ndarray:
         return numbers(texts, ())[0].astype(np.float64)
 
 
-def recurring(codes: np.ndarray, places: np.ndarray, num_rows: float) -> float | None:
+def recurring(groups: np.ndarray, places: np.ndarray, num_rows: float) -> float | None:
     """How many further rows of all have the value of a row, on average, without frequent values: those of its piece,
-    and as many of the others as pairs of rows in different pieces suggest. codes (n,) int64, places (n,) int64: the
-    piece of each. None if there are too few rows."""
-    _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    is_rare = counts[inverse] <= max(2, FREQUENT * len(codes))
-    inverse, places, total = inverse[is_rare], places[is_rare], int(is_rare.sum())
+    and as many of the others as pairs of rows in different pieces suggest. groups (n,) int64: the number of each row's
+    value, from 0 on; places (n,) int64: its piece. None if there are too few rows."""
+    is_rare = np.bincount(groups)[groups] <= max(2, FREQUENT * len(groups))
+    groups, places, total = groups[is_rare], places[is_rare], int(is_rare.sum())
     if total < LEAST_VALUES:
         return None
-    _, first, counts_here = np.unique(inverse * (places.max() + 1) + places, return_index=True, return_counts=True)
+    counts_here = pc.value_counts(pa.array(groups * (places.max() + 1) + places)).field("counts").to_numpy()
     sizes = np.bincount(places).astype(float)
     within = float((counts_here * (counts_here - 1.0)).sum())
-    all_equal = float((np.bincount(inverse).astype(float) ** 2).sum())
+    all_equal = float((np.bincount(groups).astype(float) ** 2).sum())
     across, possible = all_equal - float((counts_here**2.0).sum()), total**2.0 - float((sizes**2).sum())
     others = max(0.0, num_rows * is_rare.mean() - total / len(np.unique(places)))
     return within / total + (others * across / possible if possible else 0.0)

@@ -27,6 +27,7 @@ from hetmpi.data.tabular.sampling import (
     SAMPLE_ROWS,
     FileSample,
     by_threads,
+    columns_named,
     part_of,
     sample_parquet,
     sample_text,
@@ -305,7 +306,7 @@ def kind_in(sample: FileSample, name: str) -> pa.DataType:
 
 
 def chunks_in(sample: FileSample, name: str) -> list[pa.Array]:
-    return [chunk for piece in sample.pieces if name in piece.column_names for chunk in piece[name].chunks]
+    return [chunk for piece in columns_named(name, [sample]) for chunk in piece.chunks]
 
 
 def type_with(kind: pa.DataType, values: Values) -> str:
@@ -327,7 +328,7 @@ def counted(chunks: list[list[pa.Array]], declared: str, missing: tuple[str, ...
     distinct = distinct_of(encoded.dictionary, missing)
     place = places_among(encoded, distinct, missing)
     file = np.repeat(np.arange(len(chunks)), sizes)[place >= 0]
-    pairs = np.unique(file * len(distinct) + place[place >= 0])
+    pairs = pc.unique(pa.array(file * len(distinct) + place[place >= 0])).to_numpy()
     file, place = np.divmod(pairs, max(len(distinct), 1))
     whole, fractions, points = kinds_of_floats(distinct) if declared == FLOAT else kinds_of(distinct)
     sums = [np.bincount(file[which[place]], minlength=len(chunks)) for which in (whole, fractions, points)]
@@ -367,9 +368,9 @@ def seen_of(samples: Sequence[FileSample], layout: Layout, missing: tuple[str, .
 
 def texts_of(samples: Sequence[FileSample], name: str) -> pa.ChunkedArray:
     """The values of a column as binary texts, none of lists and nested values."""
-    pieces = [piece for sample in samples for piece in sample.pieces if name in piece.column_names]
     try:
-        return pa.chunked_array([as_text(chunk) for piece in pieces for chunk in piece[name].chunks], pa.binary())
+        chunks = [as_text(chunk) for column in columns_named(name, samples) for chunk in column.chunks]
+        return pa.chunked_array(chunks, pa.binary())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return pa.chunked_array([], pa.binary())
 
@@ -423,12 +424,19 @@ def values_of(texts: pa.Array) -> Values:
 
 def kinds_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which distinct values of text (n,) are integers, other numbers, and those with a point, (n,) bool."""
-    whole, number, infinite, code, point = (
-        np.asarray(pc.match_substring_regex(texts, pattern))
-        for pattern in (WHOLE_TEXT, NUMBER_TEXT, INFINITE_TEXT, CODE_TEXT, r"\.")
-    )
-    fractions = (number | infinite) & ~whole & ~code
-    return whole, fractions, fractions & point
+    whole = matching(texts, np.arange(len(texts)), WHOLE_TEXT)
+    others = np.flatnonzero(~whole)
+    number = matching(texts, others, NUMBER_TEXT)
+    infinite = matching(texts, np.flatnonzero(~whole & ~number), INFINITE_TEXT)
+    fractions = infinite | (number & ~matching(texts, np.flatnonzero(number), CODE_TEXT))
+    return whole, fractions, matching(texts, np.flatnonzero(fractions), r"\.")
+
+
+def matching(texts: pa.Array, places: np.ndarray, pattern: str) -> np.ndarray:
+    """Which of the texts (n,) at these places match, (n,) bool."""
+    matches = np.zeros(len(texts), bool)
+    matches[places] = np.asarray(pc.match_substring_regex(texts.take(pa.array(places)), pattern))
+    return matches
 
 
 def kinds_of_floats(texts: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

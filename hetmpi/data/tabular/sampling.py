@@ -48,6 +48,12 @@ class FileSample(NamedTuple):
     num_rows: float = 0.0
 
 
+def columns_named(name: str, samples: Sequence[FileSample]) -> list[pa.ChunkedArray]:
+    """The column of this name in each piece that has it."""
+    pieces = [(piece, piece.schema.get_field_index(name)) for sample in samples for piece in sample.pieces]
+    return [piece.column(place) for piece, place in pieces if place >= 0]
+
+
 def with_folders(sample: FileSample, keys: Mapping[str, str | None]) -> FileSample:
     """A sample with the keys of the file's folders as columns of texts."""
     new, schema = [key for key in keys if key not in sample.names], sample.schema
