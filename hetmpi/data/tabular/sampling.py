@@ -112,7 +112,7 @@ def later_places(size: int, num_bytes: int) -> list[tuple[int, int]]:
 def text_table(text: bytes, names: list[str], delimiter: str, quote: str | None) -> pa.Table:
     """Lines as texts, without those of another number of columns."""
     try:
-        if quote is None or quote.encode() not in text:
+        if quote is None or not has_quoted_lines(text, quote.encode()):
             return parsed(text, names, delimiter, quote)
     except pa.ArrowInvalid:  # some line has another number of columns
         pass
@@ -121,6 +121,15 @@ def text_table(text: bytes, names: list[str], delimiter: str, quote: str | None)
         return parsed(good, names, delimiter, quote)
     except pa.ArrowInvalid:  # preparing finds the line
         return pa.table({name: pa.array([], pa.binary()) for name in names})
+
+
+def has_quoted_lines(text: bytes, quote: bytes) -> bool:
+    """Whether the end of some line lies between quotes."""
+    if quote not in text:
+        return False
+    values = np.frombuffer(text, np.uint8)
+    ends = np.append(np.flatnonzero(values == ord("\n")), len(values))
+    return bool((np.searchsorted(np.flatnonzero(values == quote[0]), ends) % 2).any())
 
 
 def parsed(text: bytes, names: list[str], delimiter: str, quote: str | None) -> pa.Table:
