@@ -26,6 +26,7 @@ BOOLEAN_TEXT = r"^(?i:true|false)$"
 LIST_TEXT = r"^[\[(].*[\])]$"
 FRACTION_TEXT = r"^[+-]?[0-9]*(\.[0-9]*([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$"
 SPACES = " \t"  # around values, as in tabular data
+HEAD = 64  # values that are tried before all
 LARGEST_WHOLE = 1 << 53  # of doubles that hold every integer
 
 
@@ -39,7 +40,7 @@ def plain(found: pa.ChunkedArray, missing: Sequence[str], is_typed: bool) -> pa.
     if integers is not None:
         return integers
     if is_text(found.type):
-        found = pc.utf8_trim(found.cast(pa.large_string()), SPACES)
+        found = pc.ascii_trim(found.cast(pa.large_string()), SPACES)
         none = pc.is_in(found, value_set=pa.array([*missing, ""], pa.large_string()))
         found = pc.if_else(none, pa.scalar(None, pa.large_string()), found)
     found = in_one(found)
@@ -53,6 +54,7 @@ def integers_in(texts: pa.ChunkedArray, missing: Sequence[str]) -> pa.Array | No
     if not len(texts) or any(re.fullmatch(INTEGER_TEXT, text) for text in missing):
         return None
     try:
+        texts.slice(0, HEAD).cast(pa.int64())  # as a failure takes long
         found = texts.cast(pa.int64())
     except pa.ArrowInvalid:
         return None
@@ -66,6 +68,8 @@ def in_one(found: pa.ChunkedArray) -> pa.Array:
 
 def all_match(texts: pa.Array, pattern: str) -> bool:
     """Whether there is a text, and all match."""
+    if len(texts) > HEAD and not all_match(texts.slice(0, HEAD), pattern) and texts[:HEAD].null_count < HEAD:
+        return False
     return texts.null_count < len(texts) and pc.all(pc.match_substring_regex(texts, pattern)).as_py()
 
 
