@@ -29,7 +29,7 @@ asked: head, relation, tail or score; rank of the answer, from 1; score. without
 triples in FOLDER have (docs/knowledge_graphs.md).
 
 hetmpi predict CHECKPOINT data.path=FILES items=ITEMS.parquet out=OUT.parquet [top=10] [predict.keep=[NAME,...]]
-    [data.delimiter=C] [data.max_bad_rows=N]
+    [data.delimiter=C] [data.encoding=E] [data.decimal=C] [data.max_bad_rows=N]
 
 The fifth form, for a model of task=retrieval, has the best items for each row of files, which need the columns of
 queries alone. ITEMS: what hetmpi export items=parquet has written of this checkpoint. Columns: those kept; items, their

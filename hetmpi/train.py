@@ -92,6 +92,7 @@ def sweep(world: World, overrides: list[str], config_dir: str | None):
             print(f"hetmpi: {number} of {len(points)}: {point.folder}{done}", flush=True)
         if point.is_done:
             continue
+        preemption.is_training = False
         is_done = train(world, compose(world, point.overrides, config_dir), preemption)
         if not is_done or (number < len(points) and preemption.is_agreed_now()):
             preemption.close()

@@ -24,14 +24,16 @@ ONE_KEY_S = 1.0  # Ctrl-C may arrive twice: from the terminal, and forwarded by 
 class Preemption:
     """Handles SIGNALS until `close`. The first signal is recorded. The second one, of any kind, ends the process at
     once, even inside an MPI call, where Python's handlers do not run. So does a first SIGTERM before the first step:
-    there is nothing to save yet, and no end of a step at which it would be seen."""
+    there is nothing to save yet, and no end of a step at which it would be seen.
+
+    is_training  whether a run has begun its first step; to be set to False before the next run of a sweep"""
 
     def __init__(self, world: World):
         """Must be called in the main thread."""
         self._world = world
         self._noted, self._sent, self._anywhere = (np.zeros(1, np.int32) for _ in range(3))
         self._request: MPI.Request | None = None
-        self._is_asked = self._is_training = False
+        self._is_asked = self.is_training = False
         self._heard, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup)
@@ -50,7 +52,7 @@ class Preemption:
             if self._noted[0]:
                 os._exit(128 + heard[0])
             self._noted[0], noted_at = heard[0], time.monotonic()
-            if heard[0] == signal.SIGTERM and not self._is_training:
+            if heard[0] == signal.SIGTERM and not self.is_training:
                 self._leave_unsaved()
             if heard[0] == signal.SIGINT and self._world.rank == 0:
                 print(
@@ -71,7 +73,7 @@ class Preemption:
     def is_agreed(self) -> bool:
         """Whether some rank had recorded a signal at the time of the last call; the same on every rank. Starts the next
         allreduce. Collective."""
-        agreed, self._is_training = False, True
+        agreed, self.is_training = False, True
         if self._request is not None:
             self._await("for all ranks to end the step")
             agreed = bool(self._anywhere[0])

@@ -189,7 +189,7 @@ class Optim:
 class Eval:
     every_steps: int | None = setting(
         None,
-        "to evaluate more or less often; 0: only at the end; null: after epochs, and ten times on a sample",
+        "to evaluate more or less often; 0: only at the end; null: after epochs, at s = 0 also ten times on a sample",
         most=MANY,
     )
     metric: str | None = setting(

@@ -1,12 +1,17 @@
 """Whole runs on triples: damaged files end all ranks with one message; questions are answered by name; rows are
 exported, and read by another run."""
 
+import re
 import sys
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from launch import launcher_of, run, summary, train
+
+from hetmpi.errors import UserError
+from hetmpi.predict import main as predict
+from hetmpi.world.world import World
 
 SETTINGS = ["batch_size=8", "table.dim=4", "task.negatives=8", "log.every_steps=5"]
 
@@ -72,13 +77,21 @@ def test_few_triples_are_trained_answered_exported_and_start_another_run(tmp_pat
         (["data.path={}/q1", "without={}/others"], "the model has the names of none of its 2 triples"),
     ],
 )
-def test_questions_that_cannot_be_answered_end_in_one_line(saved_links, arguments, said):
+def test_questions_that_cannot_be_answered_are_refused(saved_links, arguments, said):
+    """In this process; the next test has the output of the program."""
     given = [argument.format(saved_links) for argument in arguments]
     checkpoint = f"{saved_links}/run/checkpoints/step-00000001"
+    with pytest.raises(UserError, match=re.escape(said)):
+        predict(World(), [checkpoint, f"out={saved_links}/p.parquet", *given])
+    assert not (saved_links / "p.parquet").exists()
+
+
+def test_a_refused_question_is_told_once(saved_links):
+    checkpoint = f"{saved_links}/run/checkpoints/step-00000001"
     command = [*launcher_of(2), sys.executable, "-m", "hetmpi.predict", checkpoint, f"out={saved_links}/p.parquet"]
-    outcome = run([*command, *given])
-    assert outcome.code == 1 and said in outcome.text and outcome.text.count("hetmpi: ") == 1, outcome.text
-    assert "Traceback" not in outcome.text and not (saved_links / "p.parquet").exists()
+    outcome = run([*command, f"data.path={saved_links}/q1"])
+    assert outcome.code == 1 and "the model has no entity 'x'" in outcome.text, outcome.text
+    assert outcome.text.count("hetmpi: ") == 1 and "Traceback" not in outcome.text, outcome.text
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ ENTRY = "stream"  # in a checkpoint's manifest
 SETTLE_S = 5.0  # as observed here
 OLD_S = 60.0  # since a file's time of change, which the clock of another machine may have set
 POLL_S = 1.0
-FIRST_S = 60.0  # for the first file, while a signal does not end the run
+FIRST_S = 60.0  # for the first file
 DEFAULT_VALID = 0.1  # of Tabular
 
 

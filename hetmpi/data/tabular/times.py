@@ -32,7 +32,7 @@ def moments(numbers: np.ndarray, unit: str) -> tuple[np.ndarray, np.ndarray]:
     if unit == DAY:
         return days(numbers)
     per = PER_SECOND[unit]
-    bad = ~(np.abs(numbers) < 2**63 / 1e6 * min(per, 10**6))
+    bad = ~(np.abs(numbers.astype(np.float64)) < 2**63 / 1e6 * min(per, 10**6))
     numbers = np.where(bad, 0, numbers)
     if numbers.dtype.kind == "f":
         return np.rint(numbers * (1e6 / per)).astype(np.int64), bad
