@@ -400,17 +400,27 @@ def auto_round_steps(staleness: int | None, lines: int, most_keys: int) -> int:
 
 def round_steps_used(config: DictConfig, table: EmbeddingTable) -> int:
     """The value of table.round_steps by which another run would do the same as this one; 1 where it has no effect."""
-    if staleness_of(config).is_synchronous and not table.world.is_one_node:
+    if staleness_of(config).is_synchronous and (table.memory.reads_ahead or not table.world.is_one_node):
         return min(1, batches_ahead(config, {"": table}))
     return table.client.context.round_steps
 
 
 def batches_ahead(config: DictConfig, tables: Mapping[str, EmbeddingTable]) -> int:
-    """Number of batches that are announced before they are read."""
-    if config.table.round_steps is not None and staleness_of(config).is_synchronous:
-        has_others = not next(iter(tables.values())).world.is_one_node
-        return AHEAD_AT_0 if has_others and config.table.round_steps > 0 else 0
-    return 0 if config.table.round_steps == 0 else max(table.num_ahead for table in tables.values())
+    """Number of batches that are announced before they are read: most_ahead(), but at s = 0 none where a trial says
+    that this does not pay, unless table.round_steps is set."""
+    table = next(iter(tables.values()))
+    most = most_ahead(config, table.world, table.client.context.round_steps)
+    return most if config.table.round_steps is not None else min(most, max(one.num_ahead for one in tables.values()))
+
+
+def most_ahead(config: DictConfig, world: World, per_pull: int) -> int:
+    """The most batches that are announced before they are read: at s = 0 those whose rows come from other nodes or from
+    disk; at s >= 1 those of one pull."""
+    if config.table.round_steps == 0:
+        return 0
+    if not staleness_of(config).is_synchronous:
+        return per_pull
+    return AHEAD_AT_0 if config.table.store == "file" or not world.is_one_node else 0
 
 
 def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedule) -> RowOptimizer:
@@ -552,12 +562,8 @@ def num_batches(
 ) -> int:
     """Largest number of batches that a rank holds at the same time: the current one, those announced, and those of the
     loader."""
-    if config.table.round_steps == 0:  # as batches_ahead
-        ahead = 0
-    elif staleness_of(config).is_synchronous:
-        ahead = 0 if world.is_one_node else AHEAD_AT_0
-    else:
-        ahead = round_steps_of(config, world, specs, most_keys_of(config, task, specs), device)
+    most_keys = most_keys_of(config, task, specs)
+    ahead = most_ahead(config, world, round_steps_of(config, world, specs, most_keys, device))
     return min(1 + ahead + config.loader.prefetch, max(1, num_steps))
 
 

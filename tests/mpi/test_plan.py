@@ -161,6 +161,20 @@ def test_batches_that_are_announced_or_loaded_count(overrides, num, tmp_path):
     assert plan.memory().batches == num * of_one + 8 * spec.dim * min(32 * 26, spec.num_rows)
 
 
+@pytest.mark.parametrize("round_steps, ahead", [("null", 2), ("1", 2), ("0", 0)])
+def test_batches_whose_rows_come_from_disk_are_announced_and_count(round_steps, ahead, tmp_path):
+    world = World()
+    store = ["table.store=file", f"table.store_dir={world.comm.bcast(tmp_path)}", "table.store_memory_gb=0.01"]
+    config = composed(world, tmp_path, *store, f"table.round_steps={round_steps}")
+    plan = Plan(world, config, CPU)
+    assert build.num_batches(config, world, plan.task, plan.specs, config.steps, CPU) == 1 + ahead + 2
+    training = Training(world, config, CPU, Spans())
+    assert build.batches_ahead(config, training.tables) == ahead
+    if training.log:
+        training.log.close()
+    training.close()
+
+
 class Counting(deque):
     """A deque that counts what is appended."""
 
