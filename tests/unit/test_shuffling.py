@@ -254,3 +254,11 @@ def test_a_sample_of_samples_of_ones_own_source_is_random_and_of_other_types_the
             return list(range(start, stop))
 
     assert held_out(Other(), 3)(0, 3) == [0, 1, 2]
+
+
+def test_a_job_that_ends_leaves_the_counts_that_another_made_of_the_same_parts(tmp_path):
+    for name, seconds in {"counts-old.npy": 1, "part": 2, "counts-new.npy": 3}.items():
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (seconds, seconds))
+    prepare.remove_leftovers(str(tmp_path), {"part"})
+    assert sorted(os.listdir(tmp_path)) == ["counts-new.npy", "part"]

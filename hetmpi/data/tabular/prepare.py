@@ -527,10 +527,11 @@ def explain(error: Exception, what: str, folder: str) -> str:
 
 def remove_leftovers(folder: str, needed: set[str]) -> None:
     """Removes other units and buckets than `needed`, of an older source or unfinished, pieces, and counts of older
-    units."""
+    units, which are older than the newest part; another job may have written others."""
+    newest = max(entry.stat().st_mtime_ns for entry in os.scandir(folder) if entry.name in needed)
     for entry in list(os.scandir(folder)):
         with contextlib.suppress(FileNotFoundError):  # another job has removed or renamed it
-            if entry.name.startswith("counts-") and ".part-" not in entry.name:
+            if entry.name.startswith("counts-") and ".part-" not in entry.name and entry.stat().st_mtime_ns < newest:
                 os.remove(entry.path)
             if not UNIT_FOLDER.fullmatch(entry.name) or entry.name in needed:
                 continue
