@@ -85,7 +85,7 @@ class Inference:
         x = np.empty((len(sources), below.width), np.float32)
         _C.gather(below.array, sources, x)
         weights = self._weights(int(nodes[0]), int(nodes[-1]) + 1)
-        parts = offsets, index[len(nodes) :], *(() if weights is None else (np.ascontiguousarray(weights),))
+        parts = offsets, index[len(nodes) :], *(() if weights is None else (weights.copy(),))  # of a mapped file
         block = Block(*(torch.from_numpy(part).to(self.device) for part in parts))
         with doing("layer() of the model"):
             return self.model.layer(number, torch.from_numpy(x).to(self.device), block).cpu()

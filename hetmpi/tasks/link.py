@@ -31,6 +31,7 @@ MOST_NEGATIVES = 1 << 20
 NEGATIVES, RANKED_AMONG = 3, 4  # streams of random numbers
 KINDS = ("1_to_1", "1_to_n", "n_to_1", "n_to_n")  # heads to tails
 MOST_RELATIONS = 1000  # whose metrics are written
+LONGEST_NAME = 1 << 12  # of these; Freebase has names of over 100 characters that differ in their ends
 MANY = 1.5  # several: at least so many (Bordes et al., 2013)
 
 
@@ -350,7 +351,7 @@ class LinkPrediction(Task):
         sums = np.bincount(relations, (1 / ranks).mean(1), self.source.num_relations)
         names = getattr(self.source, "relations", [str(number) for number in range(len(counts))])
         order = [number for number in np.argsort(-counts, kind="stable").tolist() if counts[number]][:MOST_RELATIONS]
-        return {one_line(names[number], 80): float(sums[number] / counts[number]) for number in order}
+        return {one_line(names[number], LONGEST_NAME): float(sums[number] / counts[number]) for number in order}
 
     def predict_settings(self, is_of_files: bool) -> str | None:
         return "data.path=QUESTIONS out=OUT.parquet" if is_of_files else None

@@ -182,6 +182,11 @@ def test_digests_say_which_part_of_a_graph_differs(tmp_path):
     assert named["edges"] == first["edges"] and named["names of nodes"] != first["names of nodes"]
 
 
+def test_a_line_names_arrays_of_an_npz_that_are_not_read(tmp_path):
+    [line] = opened(npz(tmp_path, edge_weight=np.ones(6), x=np.ones((6, 2))), tmp_path).lines[1:]
+    assert line.endswith("graph.npz: arrays that are not read: edge_weight, x")
+
+
 def test_arrays_are_mapped_read_only(tmp_path):
     source = opened(npz(tmp_path), tmp_path)
     with pytest.raises(ValueError, match="read-only"):

@@ -15,7 +15,9 @@ from omegaconf import OmegaConf
 from hetmpi.data.graph.files import GraphFiles
 from hetmpi.data.graph.samples import Block, check_samples
 from hetmpi.errors import UserError
+from hetmpi.tasks.inference import Inference
 from hetmpi.tasks.node import ClassLoss, NodeClassification
+from hetmpi.world.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,6 +108,24 @@ def test_rows_are_numbered_only_where_src_and_dst_can_be_their_numbers(tmp_path)
     for bad in ([(0, 6)], [(-1, 2)]):
         with pytest.raises(UserError, match="has no column id, and (src|dst) of .* does not number its 6 rows from 0"):
             opened(tmp_path / "bad", nodes_of(id=None), edges_of(bad))
+
+
+def test_files_whose_order_is_not_evident_need_a_column_of_ids(tmp_path):
+    def written(folder, names, **columns):
+        folder.mkdir()
+        for number, name in enumerate(names):
+            rows = {"label": ["ab"[number % 2]], "split": ["train"]} | {key: [number] for key in columns}
+            (folder / f"nodes-{name}.csv").write_text(text_of(rows))
+        (folder / "edges.csv").write_text(text_of(edges_of([(0, 10)])))
+        source = GraphFiles(str(folder), 1, cache=str(folder / "prepared"))
+        source.prepare(0, 1, lambda: None, lambda line: None)
+        return {int(name): source.labels[number] for number, name in enumerate(source.names(np.arange(11)).tolist())}
+
+    right = {number: number % 2 for number in range(11)}
+    with pytest.raises(UserError, match="11 files is not evident: by name nodes-10.csv comes before nodes-2.csv: add"):
+        written(tmp_path / "short", range(11))
+    assert written(tmp_path / "long", [f"{number:02}" for number in range(11)]) == right
+    assert written(tmp_path / "ids", range(11), id=True) == right
 
 
 @pytest.mark.parametrize(
@@ -217,6 +237,28 @@ def test_a_vector_in_a_cell_is_as_many_numbers(tmp_path, written):
 def test_numbers_with_zeros_in_front_are_ids(tmp_path):
     source = opened(tmp_path / "kg", nodes_of(size=["00030", "30", "7", "8", "9", "10"]))
     assert source.num_dense == 0 and source.field_rows == [6, 6]
+
+
+@pytest.mark.parametrize(
+    "values, num, said",
+    [
+        ([1999, 2001, "?", 2003, 2004, 2005], "5 of 6", "as '?' is none"),
+        (["0.5 1.5", None, "1 2.5", "0 0", "3 .5", "2 2"], "8 of 8", "as these are not as many in every row"),
+        (["[0.5, 1]", "[1, 2, 3]", "[1, 2]", "[0, 2]", "[2, 2]", "[3, 1]"], "5 of 5", "as these are not as many in"),
+        (["0,5", "2,25", "1", "7", "3,5", "4"], "6 of 6", "as '0,5' is none"),
+        (["10%", "2.5%", "3%", "4%", "5%", "6%"], "6 of 6", "as '10%' is none"),
+    ],
+)
+def test_a_line_says_that_numbers_of_a_csv_file_become_ids(tmp_path, values, num, said):
+    [line] = [line for line in opened(tmp_path / "kg", nodes_of(size=values)).lines if "seem to be" in line]
+    assert f"size: {num} distinct values seem to be numbers, but all are ids, with a row each, {said}" in line
+
+
+@pytest.mark.parametrize("values", [[f"{i} {i + 7}" for i in range(6)], ["[3]", "[4]", "[5]", "[]", "[6]", "[7]"],
+                                    ["a 1", "b 2", "c 3.5", "d", "e", "f"], [f"00{i}" for i in range(6)]])  # fmt: skip
+def test_ids_of_a_csv_file_are_no_numbers(tmp_path, values):
+    source = opened(tmp_path / "kg", nodes_of(size=values))
+    assert source.num_dense == 0 and not [line for line in source.lines if "seem to be" in line]
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
@@ -369,6 +411,20 @@ def test_samples_of_all_neighbours_are_inference_over_them_with_weights(tmp_path
     samples = source.train(0, 12)
     batch = task.batches(torch.device("cpu"))(samples)
     assert torch.allclose(model(x[samples.nodes], batch.blocks), expected[samples.nodes[:12]], atol=1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_inference_with_weights_of_a_mapped_file_warns_of_nothing(tmp_path):
+    source = opened(tmp_path / "kg", nodes_of(), edges_of(weight=[0.5, 1, 1.5, 2, 2.5]))
+    task = NodeClassification(source, ClassLoss())
+    model = instantiate(OmegaConf.load(ROOT / "conf/model/gcn.yaml"), **task.model_arguments(4)).eval()
+    torch.set_warn_always(True)  # not once in a process
+    try:
+        inference = Inference(World(), source, model, 4, torch.device("cpu"))
+        [_, logits] = zip(*inference.logits(lambda keys: torch.ones(len(keys), model.row_dim)))
+    finally:
+        torch.set_warn_always(False)
+    assert sum(map(len, logits)) == 6
 
 
 def cells(page, heading):

@@ -14,6 +14,7 @@ from hetmpi.data.triples.source import HEAD, TAIL, KnownAnswers, TripleFiles
 from hetmpi.data.triples.synthetic import SyntheticTriples
 from hetmpi.data.triples.wordnet import WordNet
 from hetmpi.errors import UserError
+from hetmpi.tasks.link import LinkPrediction, SoftmaxLoss
 
 WN18RR = Path(__file__).resolve().parents[3] / "shared/data/wn18rr"
 NAMES = {"train.txt": "a\tlikes\tb\nb\tlikes\tc d\na\tlikes\tb\n", "valid.txt": "c d\tlikes\ta\n",
@@ -178,6 +179,12 @@ def test_tables_with_named_columns_are_read_as_lines(tmp_path):
     assert read_triples(integers, None).entities == ["7", "5"]
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.decimal128(22, 2), pa.string()])
+def test_a_name_that_is_a_number_is_the_same_in_every_type(tmp_path, kind):
+    columns = {"head": pa.array([3, 123456789012]).cast(kind), "relation": [1, 1], "tail": [5, 3]}
+    assert read_triples(written_table(tmp_path / "kg", columns), None).entities == ["3", "123456789012", "5"]
+
+
 def test_a_fourth_column_has_the_weights_of_the_training_triples(tmp_path):
     lines = written(tmp_path, {"train.txt": "a\tr\tb\t2\nb\tr\ta\t.5\n", "valid.txt": "a\tr\tb\n"})
     table = written_table(tmp_path / "kg", {"head": ["a"], "relation": ["r"], "tail": ["b"], "weight": [3]})
@@ -211,6 +218,7 @@ def written_table(folder, columns):
     [
         ({"head": ["a"], "tail": ["b"]}, "there must be one column relation, there are head, tail: name those"),
         ({"head": ["a", None], "relation": ["r", "r"], "tail": ["b", "a"]}, "row 2: column head is empty"),
+        ({"head": [1, 2], "relation": ["r", "r"], "tail": [2.0, float("nan")]}, "row 2: column tail is empty"),
         ({"head": ["a", "a"], "relation": ["r", "r"], "tail": ["b", ""]}, "row 2: a name is empty"),
         ({"head": ["a", "b\nc"], "relation": ["r", "r"], "tail": ["b", "a"]}, "row 2: a name has a line's end"),
         ({"head": [["a"]], "relation": ["r"], "tail": ["b"]}, "column head: names were expected"),
@@ -293,6 +301,32 @@ def test_a_csv_with_the_headers_of_other_tools_needs_no_setting(tmp_path):
 def test_other_forms_are_refused_with_what_was_seen(tmp_path, files, said):
     with pytest.raises(DataError, match=said):
         read_triples(written(tmp_path, files), None)
+
+
+@pytest.mark.parametrize(
+    "text, name, columns, cure",
+    [
+        ("Head\tTail\tRelation", "train.tsv", None, "remove it, and set data.columns=.h,t,r."),
+        ("head\ttail\trelation", "train.txt", ["h", "t", "r"], "remove it$"),
+        ("subject\tpredicate\tobject", "train.txt", None, "remove it$"),
+        ("head,tail,relation", "train.csv", ["h", "t", "r"], "leave out data.columns, or set it to the names"),
+    ],
+)
+def test_headers_are_no_triples(tmp_path, text, name, columns, cure):
+    line = "a,b,likes\n" if name.endswith("csv") else "a\tb\tlikes\n"
+    path = written(tmp_path, {name: f"{text}\n{line}"})
+    with pytest.raises(DataError, match=f"{name}, line 1 is a header: {cure}"):
+        TripleFiles(path, 0, columns).read()
+
+
+def test_relations_whose_names_differ_in_their_ends_have_metrics_of_their_own(tmp_path):
+    names = [
+        f"/government/politician/positions_held./government/{'government_position_held/' * 2}{end}" for end in "ab"
+    ]
+    source = TripleFiles(written(tmp_path, {"train.txt": "".join(f"a\t{name}\tb\n" for name in names)}), 0)
+    source.prepare(0, 1, lambda: None, lambda line: None)
+    found = LinkPrediction(source, SoftmaxLoss())._of_relations(np.array([0, 1]), np.array([[1, 1], [2, 2]]))
+    assert found == {names[0]: 1, names[1]: 0.5}
 
 
 def test_n_triples_are_read(tmp_path):

@@ -25,6 +25,7 @@ NUMBER_TEXT = r"^[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^
 BOOLEAN_TEXT = r"^(?i:true|false)$"
 LIST_TEXT = r"^[\[(].*[\])]$"
 FRACTION_TEXT = r"^[+-]?[0-9]*(\.[0-9]*([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$"
+QUANTITY_TEXT = r"^[+-]?([0-9]+([.,][0-9]+)?%|[0-9]+,[0-9]+|[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?)$"  # 5%, 0,5, 1,200
 SPACES = " \t"  # around values, as in tabular data
 HEAD = 64  # values that are tried before all
 LARGEST_WHOLE = 1 << 53  # of doubles that hold every integer
@@ -102,8 +103,8 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def whole(values: pa.Array) -> pa.Array | None:
-    """Integers as they are; doubles that are whole, and texts that all are integers, as int64 with null for NaN; None
-    for any other values."""
+    """Integers as they are; doubles and decimals that are whole, and texts that all are integers, as int64 with null
+    for NaN; None for any other values."""
     kind = values.type
     if pa.types.is_integer(kind):
         return values
@@ -112,6 +113,11 @@ def whole(values: pa.Array) -> pa.Array | None:
         values = pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)
         is_whole = pc.and_(pc.equal(pc.floor(values), values), pc.less_equal(pc.abs(values), float(LARGEST_WHOLE)))
         return values.cast(pa.int64()) if pc.all(is_whole).as_py() is not False else None
+    if pa.types.is_decimal(kind):
+        try:
+            return values.cast(pa.int64())
+        except pa.ArrowInvalid:  # a fraction, or beyond int64
+            return None
     if is_text(kind) and all_match(values, INTEGER_TEXT):
         return values.cast(pa.int64())
     if is_text(kind) and all_match(values, WHOLE_TEXT):
@@ -209,6 +215,25 @@ def ids_in(values: pa.Array, what: str) -> tuple[Bag, pa.Array]:
     coded = flat.filter(is_there).dictionary_encode()
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return Bag(codes, offsets_of(np.bincount(owners, minlength=len(lists)))), coded.dictionary
+
+
+def remark_numbers(values: pa.Array, distinct: pa.Array, what: str, remark: Remark):
+    """Says that numbers become ids, where most of the distinct ids of a column of texts seem to be numbers: fractions,
+    or texts of one number each."""
+    texts = distinct.cast(pa.string())
+    is_fraction = pc.match_substring_regex(texts, FRACTION_TEXT)
+    is_number = pc.or_(pc.or_(is_fraction, pc.match_substring_regex(texts, NUMBER_TEXT)),
+                       pc.match_substring_regex(texts, QUANTITY_TEXT))  # fmt: skip
+    is_single = is_text(values.type) and (pc.max(pc.list_value_length(split_texts(values))).as_py() or 0) < 2
+    num = pc.sum(is_number).as_py() or 0
+    if 2 * num < max(1, len(texts)) or not (is_single or pc.any(is_fraction).as_py()):
+        return
+    others = texts.filter(pc.invert(pc.match_substring_regex(texts, NUMBER_TEXT)))
+    why = f"as {value_text(others[0])!r} is none" if len(others) else "as these are not as many in every row"
+    remark(
+        f"{what}: {num:,} of {len(texts):,} distinct values seem to be numbers, but all are ids, with a row each, "
+        f"{why}: correct the file if they are numbers"
+    )
 
 
 def refuse_indicators(lists: pa.Array, flat: pa.Array, what: str):

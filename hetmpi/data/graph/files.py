@@ -101,7 +101,7 @@ class GraphFiles(GraphData):
 
     def _raw(self, path: str) -> RawGraph:
         if os.path.isfile(path):
-            return read_npz(path, self.undirected)
+            return read_npz(path, self.undirected, self.remarks.append)
         if is_ogb(path):
             return read_ogb(path, self.undirected, self.remarks.append)
         return read_tables(path, self.of_tables, self.remarks.append)

@@ -26,6 +26,7 @@ import pyarrow as pa
 from hetmpi.bounded_file import open_regular, shown
 from hetmpi.data.batch import Bag
 from hetmpi.data.files import DataError
+from hetmpi.data.graph.columns import Remark
 from hetmpi.data.graph.graph import (
     RawGraph,
     check_adjacency,
@@ -59,23 +60,27 @@ MOST_WORDS = 1 << 40
 COPIES = 3  # bytes that reading a graph takes, per byte of its arrays
 
 
-def read_npz(path: str, undirected: bool) -> RawGraph:
-    """Raises DataError for a file that is damaged or lacks an array."""
+def read_npz(path: str, undirected: bool, remark: Remark) -> RawGraph:
+    """remark: takes a line about arrays that are not read. Raises DataError for a file that is damaged or lacks an
+    array."""
     what = f"data.path={shown(path)}"
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             arrays = read_arrays(archive, what)
+            others = [name for info in archive.infolist() if (name := array_name(info)) not in NAMES]
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and numpy raise many kinds for a crafted file
         raise DataError(f"{what} is no complete .npz file: {one_line(str(error))}") from error
+    if others:
+        remark(f"{what}: arrays that are not read: {one_line(', '.join(others))}")
     return raw_of(arrays, what, undirected)
 
 
 def read_arrays(archive: zipfile.ZipFile, what: str) -> dict[str, np.ndarray]:
     """The arrays of a graph by name. Raises UserError if their sizes are impossible or larger than the free memory, and
     any exception for a damaged file."""
-    entries = {name: info for info in archive.infolist() if (name := info.filename.removesuffix(".npy")) in NAMES}
+    entries = {name: info for info in archive.infolist() if (name := array_name(info)) in NAMES}
     for name, info in entries.items():
         kind = info.compress_type
         if (
@@ -88,6 +93,10 @@ def read_arrays(archive: zipfile.ZipFile, what: str) -> dict[str, np.ndarray]:
     needed = COPIES * sum(info.file_size for info in entries.values())
     check_fits(needed, f"{what}: a graph of these arrays", "use a machine with more, or a smaller graph")
     return {name: read_array(archive, info, f"{what}: {name}") for name, info in entries.items()}
+
+
+def array_name(info: zipfile.ZipInfo) -> str:
+    return info.filename.removesuffix(".npy")
 
 
 def read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> np.ndarray:

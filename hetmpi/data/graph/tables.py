@@ -35,6 +35,7 @@ from hetmpi.data.graph.columns import (
     names_of,
     numbers_in,
     plain,
+    remark_numbers,
     same_ids,
     value_text,
     whole,
@@ -71,7 +72,7 @@ class Table:
     """The rows of several files. what: the first one, for messages."""
 
     def __init__(self, paths: Sequence[str], rules: TableRules):
-        self.what, self.rules = shown(paths[0]), rules
+        self.paths, self.what, self.rules = paths, shown(paths[0]), rules
         self.table = read(paths, rules.drop)
         self.is_typed = is_parquet(paths[0])
         self.names = [name for name in self.table.column_names if name not in rules.drop]
@@ -242,6 +243,7 @@ def id_column(nodes: Table, edges: Table, remark: Remark) -> str | None:
             f"data.id={one_line(others[0])} if these are the ids, else name the rows' numbers id"
         )
     check_numbers(nodes, edges)
+    check_order(nodes)
     remark(f"{nodes.what} has no column id: src and dst number its {len(nodes):,} rows from 0, in their order")
     return None
 
@@ -282,6 +284,19 @@ def check_numbers(nodes: Table, edges: Table):
                 f"from 0, as {example}: name the column of ids id, or set data.id; there are "
                 f"{one_line(', '.join(map(repr, nodes.names)), 200)}"
             )
+
+
+def check_order(nodes: Table):
+    """Raises DataError if the files of nodes have another order by the numbers in their names than by their texts."""
+    names = [os.path.basename(path) for path in nodes.paths]
+    by_number = sorted(names, key=lambda name: [(len(part), part) for part in re.split(r"(\d+)", name)])
+    if by_number != names:
+        place = next(i for i, (name, other) in enumerate(zip(names, by_number)) if name != other)
+        raise DataError(
+            f"{nodes.what} has no column id, and the order of its {len(names):,} files is not evident: by name "
+            f"{one_line(names[place])} comes before {one_line(by_number[place])}: add a column id, or write the "
+            "numbers of the files with as many digits"
+        )
 
 
 def numbered(nodes: Table, edges: Table, id_name: str | None) -> tuple[pa.Array, list[np.ndarray]]:
@@ -342,6 +357,8 @@ def features_of(nodes: Table, id_name: str | None, remark: Remark):
             dense_names += [name] if width == 1 else [f"{name}[{i}]" for i in range(width)]
         else:
             bag, distinct = ids_in(values, nodes.place(name))
+            if not nodes.is_typed:
+                remark_numbers(values, distinct, nodes.place(name), remark)
             lists.append((bag, len(distinct)))
             value_hashes.append(hashed(name, distinct))
     return lists, value_hashes, np.concatenate(dense, axis=1) if dense else None, dense_names

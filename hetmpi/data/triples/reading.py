@@ -34,7 +34,7 @@ from hetmpi.data.triples.lines import (
     values_of,
     weight_of,
 )
-from hetmpi.data.triples.tables import HEADERS, NAMES_ORDER, TABLES, triples_of_table
+from hetmpi.data.triples.tables import NAMES_ORDER, TABLES, header_order, triples_of_table
 from hetmpi.errors import one_line
 
 PARTS = ("train", "valid", "test")
@@ -134,8 +134,8 @@ def triples_of_lines(
         values = n_triple(line, place) if is_n_triples else values_of(line, between)
         if values is None:
             continue
-        if not numbers and tuple(value.decode(errors="replace").lower() for value in values[:3]) in HEADERS:
-            raise DataError(f"{place} is a header: remove it")
+        if not numbers:
+            refuse_header(values, order, place)
         num_columns = num_columns or (4 if len(values) == 4 else 3)
         check_triple(values, num_columns, place, line, between)
         numbers.extend([names.number(value, place) for names, value in zip(of_column, values)])
@@ -143,6 +143,14 @@ def triples_of_lines(
             weights.append(weight_of(values[3], place))
     triples = ordered(numbers, order, path)
     return triples, np.frombuffer(weights, np.float32) if weights else None
+
+
+def refuse_header(values: list[bytes], order: tuple[str, ...], place: str):
+    """Raises DataError for a line of the names of columns. order: in which these are read."""
+    found = header_order([value.decode(errors="replace") for value in values])
+    if found is not None:
+        cure = "" if found == order else f", and set data.columns=[{','.join(found)}]"
+        raise DataError(f"{place} is a header: remove it{cure}")
 
 
 def read_numbers(folder: str, columns: tuple[str, ...]) -> Triples:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from hetmpi.bounded_file import shown
 from hetmpi.bounded_parquet import open_parquet, read_table
 from hetmpi.data.files import DataError, first_line
+from hetmpi.data.graph.columns import as_texts
 from hetmpi.data.graph.reading import CURE, first_values, named_by_first, read_lines
 from hetmpi.data.triples.lines import BLANKS, Names, no_triples, weight_of
 from hetmpi.errors import UserError, one_line
@@ -42,7 +43,7 @@ def triples_of_table(
                 "the first line of a CSV file is a triple, give the order of its values, as data.columns=[h,r,t]"
             )
         try:
-            values = pc.utf8_trim(table[column].combine_chunks().cast(pa.string()), BLANKS.decode()).dictionary_encode()
+            values = pc.utf8_trim(names_in(table[column]), BLANKS.decode()).dictionary_encode()
             texts = values.dictionary.to_pylist()
         except (pa.ArrowException, TypeError, UnicodeDecodeError) as error:
             raise DataError(f"{place}, column {one_line(column)}: names were expected: {first_line(error)}") from error
@@ -66,6 +67,21 @@ def triples_of_table(
     return np.stack(numbers, axis=1), np.array(weights, np.float32)
 
 
+def header_order(values: Sequence[str]) -> tuple[str, ...] | None:
+    """The order of h, r and t in a line of the usual names of columns; None for any other line."""
+    given = [value.lower() for value in values[:3]]
+    header = next((names for names in HEADERS if sorted(names) == sorted(given)), None)
+    return None if header is None else tuple(NAMES_ORDER[header.index(name)] for name in given)
+
+
+def names_in(column: pa.ChunkedArray) -> pa.Array:
+    """The texts of names; null for missing ones, as NaN. Numbers are as in other files: 2.0 is 2."""
+    values = column.combine_chunks()
+    if pa.types.is_floating(values.type):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    return as_texts(values)
+
+
 def parquet_table(path: str, place: str) -> pa.Table:
     try:
         return read_table(open_parquet(path, place), place, CURE)
@@ -82,6 +98,11 @@ def csv_table(path: str, columns: Sequence[str] | None, delimiter: str | None) -
         raise DataError(str(error)) from error
     if not columns or set(columns) != set(NAMES_ORDER) or set(NAMES_ORDER) <= set(first_values(table)):
         return named_by_first(table)
+    if header_order(first_values(table)) is not None:
+        raise DataError(
+            f"data.path: {shown(path)}, line 1 is a header: leave out data.columns, or set it to the names of the "
+            "columns of head, relation and tail"
+        )
     if table.num_columns not in (3, 4):
         raise DataError(
             f"data.path: {shown(path)}: data.columns=[{','.join(columns)}] is for 3 or 4 columns without a header, it "
