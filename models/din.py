@@ -43,7 +43,10 @@ class DIN(CTRModel):
         query = torch.cat([fields[:, batch.fields[name]] for name in self.needed_fields], 1)  # (B, W)
         found = [batch.sequences[name] for name in self.needed_sequences]
         if any(has_value.shape != found[0][1].shape or (has_value != found[0][1]).any() for _, has_value in found[1:]):
-            raise ValueError(f"DIN: the histories {', '.join(self.needed_sequences)} have other lengths in a sample")
+            raise ValueError(
+                f"DIN: the histories {', '.join(self.needed_sequences)} have other lengths in a sample: their values "
+                "must stand at the same positions; missing ones are skipped, so give these a value, as 'none'"
+            )
         keys = torch.cat([look_up(rows, index) for index, _ in found], 2)  # (B, L, W)
         query = query[:, None].expand_as(keys)
         weights = self.attention(torch.cat([query, keys, query - keys, query * keys], 2))  # (B, L, 1)

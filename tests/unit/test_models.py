@@ -17,6 +17,7 @@ from hetmpi.layers import in_stretches, look_up
 from hetmpi.models.ctr import MLP, CTRModel
 from hetmpi.models.dcn import CrossLayer
 from hetmpi.models.deepfm import second_order
+from hetmpi.models.din import DIN
 from hetmpi.run.build import generator_of_dropout, seed_of
 from hetmpi.trained.saved_model import TensorModel
 
@@ -598,3 +599,12 @@ def test_rows_of_double_precision_are_looked_up_too():
 def test_an_index_beyond_the_rows_is_refused():
     with pytest.raises(IndexError):
         look_up(torch.zeros(2, 3, requires_grad=True), torch.tensor([0, 2]))
+
+
+def test_histories_of_other_lengths_are_refused_with_a_cure():
+    model = DIN(2, 0, 2, ["item", "kind"], ["viewed", "kinds"], hidden=[2], attention=[2])
+    places, fields = torch.zeros(1, 2, dtype=torch.int64), {"item": 0, "kind": 1}
+    sequences = {"viewed": (places, torch.tensor([[True, True]])), "kinds": (places, torch.tensor([[True, False]]))}
+    batch = SimpleNamespace(index=places, dense=torch.zeros(1, 0), fields=fields, sequences=sequences, bags=())
+    with pytest.raises(ValueError, match="viewed, kinds have other lengths in a sample: .* as 'none'"):
+        model(torch.zeros(1, 2), batch)

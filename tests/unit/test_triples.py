@@ -190,7 +190,9 @@ def test_a_fourth_column_has_the_weights_of_the_training_triples(tmp_path):
     table = written_table(tmp_path / "kg", {"head": ["a"], "relation": ["r"], "tail": ["b"], "weight": [3]})
     assert read_triples(lines, None).weights.tolist() == [2, 0.5] and read_triples(table, None).weights.tolist() == [3]
     source = TripleFiles(lines, 0)
-    source.prepare(0, 1, lambda: None, lambda line: None)
+    said = []
+    source.prepare(0, 1, lambda: None, said.append)
+    assert "weights the training triples, from 0.5 to 2: remove it if it holds anything else" in said[1]
     samples = source.train(0, 2)
     by_head = dict(zip(samples.triples[:, 0].tolist(), samples.weights.tolist()))
     assert by_head == pytest.approx({0: 1.6, 1: 0.4})

@@ -95,6 +95,7 @@ class TripleData:
         self.num_entities, self.num_relations = len(self.entities), len(self.relations)
         self.num_train, self.num_valid = len(self.parts["train"]), len(self.parts["valid"])
         train, weights = self.parts["train"], triples.weights
+        self._weight_range = None if weights is None else (weights.min(), weights.max())
         self._weights = None if weights is None else (weights / weights.mean(dtype=np.float64)).astype(np.float32)
         self.is_seen = np.zeros(self.num_entities, bool)
         self.is_seen[train[:, [0, 2]]] = True
@@ -127,8 +128,14 @@ class TripleData:
         return np.random.default_rng((self.seed, epoch)).permutation(self.num_train)
 
     def remarks(self) -> list[str]:
-        """Lines about held-out triples that are trained on."""
+        """Lines about weights, and about held-out triples that are trained on."""
         train, found = self.parts["train"], []
+        if self._weight_range is not None:
+            least, most = self._weight_range
+            found.append(
+                f"the fourth column, or weight, weights the training triples, from {least:g} to {most:g}: remove it if "
+                "it holds anything else, as times"
+            )
         for part, noun in (("valid", "held-out"), ("test", "test")):
             num = int(are_among(self.parts[part], train, self.num_entities).sum())
             if num:
