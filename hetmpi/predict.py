@@ -55,6 +55,7 @@ if __name__ == "__main__":  # before the slow imports
 
 import contextlib
 import itertools
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -104,6 +105,7 @@ BATCH_SIZE = 4096
 PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time
 CLASS = "class"  # column of the most probable one
 MOST_SENT = 8  # blocks on their way to rank 0
+NAME_TEXT = r"""\s*'[^']*'\s*(?=,|$)|\s*"[^"]*"\s*(?=,|$)|[^,]+"""  # one of predict.keep
 OF_LINKS = ("data.path", "top", "without")
 # No settings of the run.
 OWN = ("out", "split", "start", "stop", "predict.keep", "hidden", "new_nodes", "allow", "ids", "items", *OF_LINKS[1:])
@@ -214,7 +216,7 @@ def predict_items(world: World, checkpoint: Path, overrides: list[str], own: dic
 
 def checked(own: dict[str, str]) -> dict:
     """split, start, stop and keep, checked. Raises UserError."""
-    own["keep"] = [name.strip().strip("'\"") for name in own.pop("predict.keep", "").strip("[]").split(",") if name]
+    own["keep"] = names_of(own.pop("predict.keep", ""))
     if own.get("split", "valid") not in ("valid", "train"):
         raise UserError(f"split must be valid or train, got {own['split']}")
     for name in ("start", "stop"):
@@ -223,6 +225,13 @@ def checked(own: dict[str, str]) -> dict:
                 raise UserError(f"{name} must be an integer of at least 0, got {own[name]}")
             own[name] = int(own[name])
     return own
+
+
+def names_of(text: str) -> list[str]:
+    """The names in [NAME,...], with or without quotes, between which a comma is part of a name."""
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    return [name.strip().strip("'\"") for name in re.findall(NAME_TEXT, text)]
 
 
 class Prediction:

@@ -21,6 +21,7 @@ def curves(label: np.ndarray, logit: np.ndarray, weight: np.ndarray | None = Non
     if positives[-1] <= 0 or negatives[-1] <= 0:
         return {}
     ends = np.flatnonzero(np.append(score[1:] != score[:-1], True))  # ties are one point
+    ends = ends[positives[ends] + negatives[ends] > 0]  # the first samples may have weight 0
     ends = ends[np.unique(np.linspace(0, len(ends) - 1, MOST_POINTS).astype(int))]
     recall = positives[ends] / positives[-1]
     return {

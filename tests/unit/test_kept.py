@@ -11,6 +11,7 @@ from foreign import write_tabular
 
 from hetmpi import predict
 from hetmpi.data.tabular.kept import TextKind, kind_of, typed_as
+from hetmpi.errors import UserError
 from hetmpi.trained.value_files import export_values
 from hetmpi.world.world import World
 
@@ -122,3 +123,18 @@ def test_kinds_of_parts_are_joined():
     rng = np.random.default_rng(0)
     floats = [*rng.normal(size=500), *10.0 ** rng.integers(-300, 300, 500), *rng.integers(-9, 9, 99).astype(float)]
     assert kind_of(pa.array([repr(float(x)).encode() for x in floats])).type == pa.float64()
+
+
+def test_a_kept_name_may_have_commas_and_brackets(model):
+    path = model / "new.csv"
+    path.write_text(lines_of(**{'"a, b"': ["1", "2", "3"], "[x]": ["4", "5", "6"]}))
+    table = predicted(model, path, ["'a, b'", "user", " [x]"])
+    assert table.column_names == ["a, b", "user", "[x]"] and table["a, b"].to_pylist() == [1, 2, 3]
+
+
+def test_a_bad_number_in_new_files_is_refused_without_settings_of_the_training(model):
+    path = model / "new.csv"
+    path.write_text(lines_of(price=["0.5", "none", "2"]))
+    with pytest.raises(UserError, match="data.max_bad_rows=0: correct the rows") as refusal:
+        predicted(model, path, ["user"])
+    assert "'none' is no finite number" in str(refusal.value)

@@ -206,3 +206,8 @@ def test_weights_count_in_curves_and_one_label_has_none():
     }
     assert curves(np.ones(3), logit) == curves(np.empty(0), np.empty(0)) == {}
     assert curves(label, np.array([0, np.nan, 1])) == {}
+
+
+def test_curves_begin_at_the_first_sample_with_a_weight():
+    label, logit, weight = np.array([0, 1, 0, 1.0]), np.array([3.0, 2, 1, 4]), np.array([0, 1, 2, 0.0])
+    assert curves(label, logit, weight) == curves(label[1:3], logit[1:3], weight[1:3])

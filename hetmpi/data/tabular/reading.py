@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import pyarrow as pa
@@ -234,8 +234,8 @@ class BadRows:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.items())
         return "\n  ".join([f"{self.rows:,} bad rows {how} ({kinds}), such as", *self.examples])
 
-    def _cures(self) -> list[str]:
-        cures = [CURES[kind] for kind in self.kinds if kind in CURES]
+    def _cures(self, by_kind: Mapping[str, str]) -> list[str]:
+        cures = [by_kind[kind] for kind in self.kinds if kind in by_kind]
         if BAD_NUMBER in self.kinds and any(re.search(COMMA_EXAMPLE, example) for example in self.examples):
             cures.insert(0, 'give data.decimal="," if the comma stands before decimals')
         if BAD_LABEL in self.kinds:
@@ -247,11 +247,12 @@ class BadRows:
             cures[0] += f", or data.label_kind={' or '.join(kinds)}" if kinds else ""
         return [*cures, "correct the rows, raise data.max_bad_rows, or select the right files of a folder by a glob"]
 
-    def check(self, source: str, limit: int) -> None:
-        """Raises DataError if there are more bad rows than `limit`."""
+    def check(self, source: str, limit: int, cures: Mapping[str, str] = CURES) -> None:
+        """Raises DataError if there are more bad rows than `limit`. cures: settings to advise for kinds of faults."""
         if self.rows > limit:
+            advice = "; or ".join(self._cures(cures))
             raise DataError(
-                f"data.path={source}: more bad rows than data.max_bad_rows={limit}: {'; or '.join(self._cures())}.\n  "
+                f"data.path={source}: more bad rows than data.max_bad_rows={limit}: {advice}.\n  "
                 + self._counted("so far, where reading stopped")
             )
 

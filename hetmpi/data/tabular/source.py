@@ -660,7 +660,7 @@ class Reader:
         """The good rows of a unit. Raises DataError."""
         for rows in rows_of(unit, self.reading):
             self.bad += rows.bad
-            self.bad.check(self.path, self.max_bad_rows)
+            self.bad.check(self.path, self.max_bad_rows, cures={})  # rules are those of the training
             table = rows.table
             for name, kind in self.kept_types.items():
                 i = table.schema.get_field_index(KEPT + name)
