@@ -18,7 +18,7 @@ help() {
 usage: ./run.sh COMMAND
 
   train [KEY=VALUE ...]     train on NP ranks; the rest are Hydra overrides, as in model=deepfm steps=500
-  test [PYTEST ARGS]        run the tests at 1 and 3 ranks: about 12 minutes on two cores
+  test [PYTEST ARGS]        run the tests at 1 and 3 ranks: about half an hour on two cores
   test quick [PYTEST ARGS]  run those that start no programs, at 1 and 2 ranks: about two minutes
   test all [PYTEST ARGS]    run the longest too
   demo                      in about a minute: what a staleness bound gains and costs, on four ranks, and the report of it
