@@ -161,7 +161,7 @@ run_tests() {  # [quick|all] PYTEST ARGS...
       PICKED=""
       ;;
   esac
-  unset PYTHONDONTWRITEBYTECODE  # each program would compile hetmpi's modules anew, in a tenth of its start
+  unset PYTHONDONTWRITEBYTECODE  # else each program compiles hetmpi's modules, a tenth of its start
   TEST_LOGS=$(mktemp -d)
   trap 'rm -rf "$TEST_LOGS"' EXIT
   trap 'exit 130' INT

@@ -1,4 +1,4 @@
-"""Preparing files: processor time and rows per second, of this checkout and, in turns, of another one.
+"""Preparing files: processor time and seconds, of this checkout and, in turns, of another one.
 
     ./run.sh bench prepare [rows=300000] [kinds=text,files,parquet,graph] [repeats=3] [against=] [folder=/tmp]
 
@@ -59,9 +59,9 @@ def measure(kind: str, folder: Path, settings: dict, checkouts: dict[str, Path])
             done = subprocess.run(
                 [sys.executable, __file__, folder], env=env, check=True, capture_output=True, text=True
             )
-            found = json.loads(done.stdout.splitlines()[-1])
-            times[name].append(found["cpu_s"])
-            print(f"{kind:<8} {name:<6} {found['cpu_s']:.2f} s of processor time, {found['wall_s']:.2f} s", flush=True)
+            spent = json.loads(done.stdout.splitlines()[-1])
+            times[name].append(spent["cpu_s"])
+            print(f"{kind:<8} {name:<6} {spent['cpu_s']:.2f} s of processor time, {spent['wall_s']:.2f} s", flush=True)
     return times
 
 

@@ -233,7 +233,8 @@ def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
 
 
 def loss_config(config: DictConfig) -> DictConfig:
-    """Of a class that is not hetmpi's, without the null of hetmpi's files, which it need not take."""
+    """The settings of the loss. hetmpi's own files set pos_weight or class_weights to null; a loss of another class may
+    lack that argument, so for it the null is left out."""
     unset = [key for key in ("pos_weight", "class_weights") if key in config and config[key] is None]
     if not unset or str(config.get("_target_")).startswith("hetmpi."):
         return config
@@ -400,7 +401,7 @@ def auto_round_steps(staleness: int | None, lines: int, most_keys: int) -> int:
 
 def round_steps_used(config: DictConfig, table: EmbeddingTable) -> int:
     """The value of table.round_steps by which another run would do the same as this one; 1 where it has no effect."""
-    if staleness_of(config).is_synchronous and (table.memory.reads_ahead or not table.world.is_one_node):
+    if staleness_of(config).is_synchronous and has_rows_to_await(config, table.world):
         return min(1, batches_ahead(config, {"": table}))
     return table.client.context.round_steps
 
@@ -414,13 +415,18 @@ def batches_ahead(config: DictConfig, tables: Mapping[str, EmbeddingTable]) -> i
 
 
 def most_ahead(config: DictConfig, world: World, per_pull: int) -> int:
-    """The most batches that are announced before they are read: at s = 0 those whose rows come from other nodes or from
-    disk; at s >= 1 those of one pull."""
+    """The most batches that are announced before they are read: at s = 0 AHEAD_AT_0 if there are rows to await, at
+    s >= 1 those of one pull."""
     if config.table.round_steps == 0:
         return 0
     if not staleness_of(config).is_synchronous:
         return per_pull
-    return AHEAD_AT_0 if config.table.store == "file" or not world.is_one_node else 0
+    return AHEAD_AT_0 if has_rows_to_await(config, world) else 0
+
+
+def has_rows_to_await(config: DictConfig, world: World) -> bool:
+    """Whether rows come from disk, or from other nodes."""
+    return config.table.store == "file" or not world.is_one_node
 
 
 def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedule) -> RowOptimizer:

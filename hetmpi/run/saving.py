@@ -35,7 +35,7 @@ class Saving:
         self.resumed = self._resumed()
         self.origin = self._origin() if self.resumed is None and config.init_from is not None else None
         self.start = Position() if self.resumed is None else position_of(self.resumed)
-        # which training may remove
+        # read now, as training may remove the resumed checkpoint
         self._began_with = self.origin if self.resumed is None else read_manifest(self.resumed).get("init_from")
         self._check_folder()
         self._every_steps, self._at_end = config.checkpoint.every_steps, config.checkpoint.at_end

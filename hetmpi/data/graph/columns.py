@@ -55,7 +55,7 @@ def integers_in(texts: pa.ChunkedArray, missing: Sequence[str]) -> pa.Array | No
     if not len(texts) or any(re.fullmatch(INTEGER_TEXT, text) for text in missing):
         return None
     try:
-        texts.slice(0, HEAD).cast(pa.int64())  # as a failure takes long
+        texts.slice(0, HEAD).cast(pa.int64())  # first, as a cast of many texts takes long to fail
         found = texts.cast(pa.int64())
     except pa.ArrowInvalid:
         return None
@@ -69,9 +69,9 @@ def in_one(found: pa.ChunkedArray) -> pa.Array:
 
 def all_match(texts: pa.Array, pattern: str) -> bool:
     """Whether there is a text, and all match."""
-    if len(texts) > HEAD and not all_match(texts.slice(0, HEAD), pattern) and texts[:HEAD].null_count < HEAD:
-        return False
-    return texts.null_count < len(texts) and pc.all(pc.match_substring_regex(texts, pattern)).as_py()
+    parts = texts.slice(0, HEAD), texts
+    matches = (pc.all(pc.match_substring_regex(part, pattern)).as_py() for part in parts)  # None of nulls alone
+    return texts.null_count < len(texts) and all(is_match is not False for is_match in matches)
 
 
 def lists_in(texts: pa.Array) -> pa.Array:

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hetmpi.data.tabular.convert import as_text, hashes, moments_of, no_value, numbers, trimmed
+from hetmpi.data.tabular.convert import hashes, moments_of, no_value, numbers, trimmed
 from hetmpi.data.tabular.rules import DROP, FLOAT, ID, INTEGER, LIST, MAP, NESTED, NUMBER, vector_size
-from hetmpi.data.tabular.sampling import FileSample, columns_named
+from hetmpi.data.tabular.sampling import FileSample, texts_of
 from hetmpi.data.tabular.times import DAY_SECONDS, moments, unit_of
 
 LEAST_VALUES = 200  # of which a column is judged
@@ -49,17 +49,9 @@ def choose(
     label, without which all integers are ids."""
     num_rows = sum(sample.num_rows for sample in samples)
     return {
-        name: choice_of(kind, pieces_of(samples, name), missing_of(name), label, num_rows)
+        name: choice_of(kind, texts_of(samples, name).chunks, missing_of(name), label, num_rows)
         for name, kind in types.items()
     }
-
-
-def pieces_of(samples: Sequence[FileSample], name: str) -> list[pa.Array]:
-    """The values of a column in each piece of the files as binary texts; nothing of lists and nested values."""
-    try:
-        return [as_text(column.chunk(0)) for column in columns_named(name, samples) if len(column)]
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # preparing names what cannot be read
-        return []
 
 
 def choice_of(

@@ -139,7 +139,7 @@ def no_value(seed: int) -> int:
 
 def trimmed(texts: pa.Array, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray]:
     """texts without spaces around them, as binary, and which are missing (n,) bool."""
-    texts = pc.ascii_trim(texts.view(pa.string()), characters=SPACES).view(pa.binary())  # of any bytes
+    texts = pc.ascii_trim(texts.view(pa.string()), characters=SPACES).view(pa.binary())  # bytes may be no UTF-8
     none = pc.is_in(texts, value_set=pa.array([text.encode() for text in missing], pa.binary()))
     return texts, np.asarray(pc.or_(none, texts.is_null()).fill_null(True))
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from hetmpi.data.checked import Damaged, read_json, write_json
 from hetmpi.data.files import DataError, absolute
-from hetmpi.data.tabular.choices import Choice, choose, label_of, pieces_of
+from hetmpi.data.tabular.choices import Choice, choose, label_of
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, hashes, moments_of, no_value, numbers, trimmed
 from hetmpi.data.tabular.dialect import COMMA, COMMA_TEXT, POINT, Dialect, with_points
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of
@@ -31,6 +31,7 @@ from hetmpi.data.tabular.sampling import (
     part_of,
     sample_parquet,
     sample_text,
+    texts_of,
     with_folders,
 )
 from hetmpi.data.tabular.scaling import Scaling
@@ -146,7 +147,7 @@ def with_choices(
     layout: Layout, samples: Sequence[FileSample], missing_of: MissingOf, label: str | None, positive
 ) -> Layout:
     """The layout with the choices for its columns."""
-    values = None if label is None else label_of(pieces_of(samples, label), missing_of(label), positive)
+    values = None if label is None else label_of(texts_of(samples, label).chunks, missing_of(label), positive)
     return replace(layout, choices=choose(layout.types, samples, values, missing_of))
 
 
@@ -292,7 +293,7 @@ def in_files(name: str, samples: Sequence[FileSample], missing: tuple[str, ...])
         if name not in sample.vectors and declared not in (LIST, MAP, NESTED):
             flat.setdefault(kind, []).append(sample)
     for kind, alike in flat.items():
-        counts = counted([chunks_in(sample, name) for sample in alike], type_of(kind), missing)
+        counts = counted([columns_named(name, [sample]) for sample in alike], type_of(kind), missing)
         for sample, values in zip(alike, counts):
             values += Values(1, 0, 1, 1) if name in sample.fractions else Values()
             found[sample.path] = Found(type_with(kind, values), type_of(kind), values)
@@ -303,10 +304,6 @@ def kind_in(sample: FileSample, name: str) -> pa.DataType:
     """Arrow's type of a column in a file, that of its values if they are encoded by a dictionary."""
     kind = pa.binary() if sample.schema is None else sample.schema.field(sample.names.index(name)).type
     return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def chunks_in(sample: FileSample, name: str) -> list[pa.Array]:
-    return [chunk for piece in columns_named(name, [sample]) for chunk in piece.chunks]
 
 
 def type_with(kind: pa.DataType, values: Values) -> str:
@@ -366,15 +363,6 @@ def seen_of(samples: Sequence[FileSample], layout: Layout, missing: tuple[str, .
     return {name: seen(texts_of(samples, name), missing, kind) for name, kind in layout.types.items()}
 
 
-def texts_of(samples: Sequence[FileSample], name: str) -> pa.ChunkedArray:
-    """The values of a column as binary texts, none of lists and nested values."""
-    try:
-        chunks = [as_text(chunk) for column in columns_named(name, samples) for chunk in column.chunks]
-        return pa.chunked_array(chunks, pa.binary())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return pa.chunked_array([], pa.binary())
-
-
 def seen(texts: pa.ChunkedArray, missing: tuple[str, ...], kind: str) -> ColumnSample:
     values = distinct_of(texts, missing)
     examples = [value.decode(errors="replace") for value in values[:3].to_pylist()]
@@ -424,18 +412,17 @@ def values_of(texts: pa.Array) -> Values:
 
 def kinds_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which distinct values of text (n,) are integers, other numbers, and those with a point, (n,) bool."""
-    whole = matching(texts, np.arange(len(texts)), WHOLE_TEXT)
-    others = np.flatnonzero(~whole)
-    number = matching(texts, others, NUMBER_TEXT)
-    infinite = matching(texts, np.flatnonzero(~whole & ~number), INFINITE_TEXT)
-    fractions = infinite | (number & ~matching(texts, np.flatnonzero(number), CODE_TEXT))
-    return whole, fractions, matching(texts, np.flatnonzero(fractions), r"\.")
+    whole = matching(texts, np.ones(len(texts), bool), WHOLE_TEXT)
+    number = matching(texts, ~whole, NUMBER_TEXT)
+    infinite = matching(texts, ~whole & ~number, INFINITE_TEXT)
+    fractions = infinite | (number & ~matching(texts, number, CODE_TEXT))
+    return whole, fractions, matching(texts, fractions, r"\.")
 
 
-def matching(texts: pa.Array, places: np.ndarray, pattern: str) -> np.ndarray:
-    """Which of the texts (n,) at these places match, (n,) bool."""
+def matching(texts: pa.Array, is_tried: np.ndarray, pattern: str) -> np.ndarray:
+    """Which of the texts (n,) are tried, as is_tried (n,) bool says, and match, (n,) bool."""
     matches = np.zeros(len(texts), bool)
-    matches[places] = np.asarray(pc.match_substring_regex(texts.take(pa.array(places)), pattern))
+    matches[is_tried] = np.asarray(pc.match_substring_regex(texts.filter(pa.array(is_tried)), pattern))
     return matches
 
 

@@ -527,9 +527,10 @@ def explain(error: Exception, what: str, folder: str) -> str:
 
 def remove_leftovers(folder: str, needed: set[str]) -> None:
     """Removes other units and buckets than `needed`, of an older source or unfinished, pieces, and counts of older
-    units, which are older than the newest part; another job may have written others."""
-    newest = max(entry.stat().st_mtime_ns for entry in os.scandir(folder) if entry.name in needed)
-    for entry in list(os.scandir(folder)):
+    units. Counts that are younger than all that is needed stay: another job has made them of the same units."""
+    entries = list(os.scandir(folder))
+    newest = max(entry.stat().st_mtime_ns for entry in entries if entry.name in needed)
+    for entry in entries:
         with contextlib.suppress(FileNotFoundError):  # another job has removed or renamed it
             if entry.name.startswith("counts-") and ".part-" not in entry.name and entry.stat().st_mtime_ns < newest:
                 os.remove(entry.path)

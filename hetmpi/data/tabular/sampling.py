@@ -15,6 +15,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from hetmpi.data.files import DataError
+from hetmpi.data.tabular.convert import as_text, column_of
 from hetmpi.data.tabular.dialect import Dialect, as_single, keeps_lines, restored
 from hetmpi.data.tabular.files import Unit, compression_of, open_parquet, parquet_names
 from hetmpi.data.tabular.folders import repeated
@@ -48,10 +49,18 @@ class FileSample(NamedTuple):
     num_rows: float = 0.0
 
 
-def columns_named(name: str, samples: Sequence[FileSample]) -> list[pa.ChunkedArray]:
+def columns_named(name: str, samples: Sequence[FileSample]) -> list[pa.Array]:
     """The column of this name in each piece that has it."""
-    pieces = [(piece, piece.schema.get_field_index(name)) for sample in samples for piece in sample.pieces]
-    return [piece.column(place) for piece, place in pieces if place >= 0]
+    pieces = (piece for sample in samples for piece in sample.pieces)
+    return [column_of(piece, name) for piece in pieces if piece.schema.get_field_index(name) >= 0]
+
+
+def texts_of(samples: Sequence[FileSample], name: str) -> pa.ChunkedArray:
+    """The values of a column as binary texts, a chunk for each piece; none of lists and nested values."""
+    try:
+        return pa.chunked_array([as_text(column) for column in columns_named(name, samples)], pa.binary())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # preparing names what cannot be read
+        return pa.chunked_array([], pa.binary())
 
 
 def with_folders(sample: FileSample, keys: Mapping[str, str | None]) -> FileSample:

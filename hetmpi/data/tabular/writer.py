@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from hetmpi.data.checked import write_sums
 
 GROUP_ROWS = 8192  # rows of a Parquet row group, the unit of reading
-LEVEL = -3  # of zstd: files of the size that level 1 gives with dictionaries of numbers, written and read faster
+LEVEL = -3  # of zstd, faster than the default: without dictionaries of fractions the files are no larger
 FILE_ROWS = 128 * GROUP_ROWS  # rows of a Parquet file, whose footer is held in memory
 
 
@@ -24,7 +24,6 @@ class RowWriter:
     def __init__(self, folder: str, name: str, schema: pa.Schema):
         self._folder, self._name, self._schema = folder, name, schema
         self._of_ids = [leaf_of(field) for field in schema if not pa.types.is_floating(field.type)]
-        self._labels = [name for name in schema.names if name.startswith("label")]  # read by check_held_out()
         self._file = None
         self._waiting = schema.empty_table()
         self.files: dict[str, int] = {}
@@ -55,7 +54,7 @@ class RowWriter:
         name = f"{self._name}-{len(self.files):03d}.parquet"
         self._file = pq.ParquetWriter(
             os.path.join(self._folder, name), self._schema, compression="zstd", compression_level=LEVEL,
-            use_dictionary=self._of_ids, write_statistics=self._labels,
+            use_dictionary=self._of_ids,
         )  # fmt: skip
         self.files[name] = 0
 
