@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
@@ -384,6 +385,44 @@ def one_column(tmp_path, values, name="x", **settings):
     lines = [f"{value},{i % 2},{int(i >= len(values) - 2)}" for i, value in enumerate(values)]
     path = write(tmp_path / "one.csv", f"{name},click,last\n" + "\n".join(lines) + "\n")
     return source_of(path, tmp_path / "cache", valid={"column": "last", "last": 1}, **settings)
+
+
+ALIGNED, NOT_ALIGNED = True, False
+PAIRS_OF_LISTS = {  # of items and of their kinds
+    "none is missing": ("1 2 3", "a b c", ALIGNED),
+    "missing at one place": ("1  3", "a  c", ALIGNED),
+    "missing at two places": ("1  3", "a b ", NOT_ALIGNED),
+    "missing at both ends": (" 2 3", "a b ", NOT_ALIGNED),
+    "as many, by the text of data.missing": ("1 NA 3", "NA b c", NOT_ALIGNED),
+    "before the values that max_len keeps": ("1  3 4 5", " b c d e", ALIGNED),
+    "among the values that max_len keeps": ("1 2 3  5", "a b c d e", NOT_ALIGNED),
+    "of other lengths, which the model judges": (" 2 3", "b c", ALIGNED),
+    "no list": ("", "", ALIGNED),
+}
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("case", PAIRS_OF_LISTS)
+def test_lists_whose_missing_values_are_at_other_places_are_bad_rows(tmp_path, case, form):
+    items, kinds, is_aligned = PAIRS_OF_LISTS[case]
+    rows = [("7 8", "x y")] * 3 + [(items, kinds)] + [("9", "z")] * 4
+    table = pa.table({"items": [one[0] for one in rows], "kinds": [one[1] for one in rows], "click": [0, 1] * 4})
+    rules = [{"name": name, "pool": "none", "max_len": 3} for name in ("items", "kinds")]
+    if form == "parquet":
+        lists = {name: pc.split_pattern(table[name], " ") for name in ("items", "kinds")}
+        pq.write_table(pa.table({**lists, "click": table["click"]}), tmp_path / "a.parquet")
+    else:
+        write(tmp_path / "a.csv", text_of(table))
+        rules = [{**rule, "separator": " "} for rule in rules]
+    make = functools.partial(source_of, tmp_path / f"a.{form}", tmp_path / "cache", valid=0.2, columns=rules)
+    if is_aligned:
+        return make()
+    with pytest.raises(DataError, match=r"column items: .* has missing values, which are skipped, at other places than "
+                                        "kinds") as refused:  # fmt: skip
+        make()
+    assert "give missing values of lists with pool: none a value" in str(refused.value)
+    assert make(max_bad_rows=1).num_train < 8
+    make(columns=[rules[0], {**rules[1], "pool": "mean"}])  # their order does not matter
 
 
 def in_file_order(data, path):

@@ -4,7 +4,9 @@ Arrow has parsed the numbers."""
 from __future__ import annotations
 
 import functools
+import itertools
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ from hetmpi.data.tabular.reading import (
     CLASSES,
     HASH,
     MAX_EXAMPLES,
+    OTHER_PLACES,
     OTHER_SPELLING,
     POSITIVE,
     PROBABILITY,
@@ -302,13 +305,45 @@ def parts_of(texts: pa.Array, separator: str) -> pa.Array:
     return pc.split_pattern(texts, separator.encode())
 
 
-def lists(array: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:
-    """list<int64> of the values' hashes or integers, without missing ones, and rows with a bad value."""
+class Places(NamedTuple):
+    """Which values of the lists of a column are used. sizes: values of each list (n,), missing ones too. offsets: of
+    the lists of used ones (n + 1,). of_list: the place of each in its list (m,)."""
+
+    column: str
+    sizes: np.ndarray
+    offsets: np.ndarray
+    of_list: np.ndarray
+
+
+def lists(
+    array: pa.Array, column: StoredColumn, missing: tuple[str, ...]
+) -> tuple[pa.Array, np.ndarray | None, Places | None]:
+    """list<int64> of the values' hashes or integers, without missing ones, rows with a bad value, and, if its order
+    matters, the places of the values."""
     array = divided(array, column)
     sizes = sizes_of(array)
     values, is_value, bad = list_values(array.flatten(), column, missing)
-    places, offsets = remaining(is_value, sizes, column)
-    return listed(offsets, values[places]), None if bad is None else in_rows(bad, sizes)
+    used, offsets = remaining(is_value, sizes, column)
+    places = None
+    if column.in_order:
+        begins = np.cumsum(sizes) - sizes
+        places = Places(column.name, sizes, offsets, used - np.repeat(begins, np.diff(offsets)))
+    return listed(offsets, values[used]), None if bad is None else in_rows(bad, sizes), places
+
+
+def misaligned(all_places: list[Places]) -> Iterator[Fault]:
+    """Rows in which two lists whose order matters are of equal length, and so many of their values are used, but not
+    those at the same places: their positions would not belong together. Lists of other lengths are left to the model.
+    """
+    for first, second in itertools.combinations(all_places, 2):
+        used = np.diff(first.offsets)
+        alike = (first.sizes == second.sizes) & (used == np.diff(second.offsets))
+        ours, theirs = (one.of_list[np.repeat(alike, np.diff(one.offsets))] for one in (first, second))
+        wrong = np.zeros(len(alike), bool)
+        wrong[alike] = in_rows(ours != theirs, used[alike])
+        if wrong.any():
+            what = f"has missing values, which are skipped, at other places than {second.column}"
+            yield Fault(first.column, OTHER_PLACES, what, wrong)
 
 
 def list_values(flat: pa.Array, column: StoredColumn, missing: tuple[str, ...]):
@@ -525,7 +560,7 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
         values, fault = weights(column_of(raw, reading.sample_weight), reading, path)
         arrays.append(pa.array(values))
         faults += [fault] if fault else []
-    of_values, vectors = [], {}
+    of_values, vectors, places = [], {}, []
     for column in reading.columns:
         try:
             if column.is_weighted:
@@ -537,6 +572,9 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
                     vectors[column.vector], wrong = vectors_of(column_of(raw, column.vector), column, reading)
                     faults += wrong
                 values, bad = pa.array(np.ascontiguousarray(vectors[column.vector][:, column.place])), None
+            elif column.is_list:
+                values, bad, in_order = lists(column_of(raw, column.name), column, reading.missing_of(column))
+                places += [in_order] if in_order else []
             else:
                 values, bad = one_column(column_of(raw, column.name), column, reading)
         except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -545,6 +583,7 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
         if bad is not None:
             what = "is no finite number" if column.as_ == NUMBER else "is no integer of at least 0"
             faults.append(Fault(column.name, BAD_NUMBER if column.as_ == NUMBER else "bad integer", what, bad))
+    faults += misaligned(places)
     table = pa.table([*arrays, *of_values], schema=reading.schema())
     if reading.split:
         try:
@@ -590,8 +629,6 @@ def pointed(array: pa.Array, reading: Reading) -> pa.Array:
 
 def one_column(array: pa.Array, column: StoredColumn, reading: Reading) -> tuple[pa.Array, np.ndarray | None]:
     bad, missing = None, reading.missing_of(column)
-    if column.is_list:
-        return lists(array, column, missing)
     if pa.types.is_nested(array.type):
         raise DataError(f"it holds {array.type}, single values were expected")
     if column.as_ == NUMBER:

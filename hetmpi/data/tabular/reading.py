@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.dialect import POINT, Dialect
-from hetmpi.data.tabular.rules import FIRST, MAP, NUMBER, Column, texts_of, vector_size
+from hetmpi.data.tabular.rules import FIRST, MAP, NUMBER, SEQUENCE, Column, texts_of, vector_size
 from hetmpi.errors import printable
 
 CLICK, PROBABILITY, CLASSES, NO_LABEL = "click", "probability", "classes", "none"
@@ -26,8 +26,10 @@ BAD_LABEL, BAD_NUMBER, OTHER_SPELLING = "bad label", "bad number", "label of ano
 POSITIVE = ("yes", "y", "true", "t", "ja", "oui", "si", "sim")
 COMMA_EXAMPLE = r"'[+-]?[0-9]*,[0-9]+' is no finite number$"
 UNEQUAL_VECTOR = "vector of another length"
+OTHER_PLACES = "missing values at different places of two lists"
 CURES = {
     UNEQUAL_VECTOR: "write lists of ids as integers or texts, or drop the column by kind: drop",
+    OTHER_PLACES: "give missing values of lists with pool: none a value, as 'none', or drop one of the columns",
     OTHER_SPELLING: "name all spellings of the labels that count as 1 in data.positive=[TEXT, ...]",
     BAD_NUMBER: "name texts of missing values in data.missing=[TEXT, ...], or take the column as text by kind: id",
 }
@@ -38,7 +40,8 @@ class StoredColumn:
     """A column of the prepared files. as_: NUMBER, HASH of the text, or INTEGER as it is. seed: of the hash. keep:
     the end of a list from which max_len keeps values. missing: its missing values, besides those of Reading. A weight
     for each value: weights: the separator before it; weight_column: its column; is_map: it is the value of a map.
-    vector, place, size: the column of vectors of which it is a number, its place, and their length."""
+    vector, place, size: the column of vectors of which it is a number, its place, and their length. in_order: a list
+    whose positions matter, as with pool: none."""
 
     name: str
     as_: str
@@ -54,6 +57,7 @@ class StoredColumn:
     vector: str | None = None
     place: int = 0
     size: int = 0
+    in_order: bool = field(default=False, compare=False)  # checkpoints of older versions lack it
 
     @property
     def is_weighted(self) -> bool:
@@ -194,6 +198,7 @@ def stored_columns(columns: list[Column]) -> tuple[StoredColumn, ...]:
             column.weights,
             column.weight_column,
             column.type == MAP,
+            in_order=column.pool == SEQUENCE,
         )
         for column in columns
     )
