@@ -3,7 +3,7 @@ the best are found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,11 +26,13 @@ class Catalogue:
 
     keys     (n,) int64, ascending, of the column that identifies an item
     counts   (n,) int64, training rows with the item; 0 for an item of histories alone
-    samples  the columns of items (n), each as in the first training row that has the item"""
+    samples  the columns of items (n), each as in the first training row that has the item
+    num_varying  items of which the rows of one block have different further columns"""
 
     keys: np.ndarray
     counts: np.ndarray
     samples: Samples
+    num_varying: int
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -47,7 +49,7 @@ class Counting:
     def __init__(self, side: Side, bags: Sequence[int] = ()):
         """bags: places in Samples.bags of histories of items."""
         self.side, self.bags, self.first_key, num_keys = side, bags, side.features[0].first, side.features[0].rows
-        self.in_history = np.zeros(num_keys, np.int8)  # whether an item stands in one
+        self.in_history, self.varies = np.zeros((2, num_keys), np.int8)  # whether an item does
         self.counts, self.firsts = np.zeros(num_keys, np.int64), np.full(num_keys, NOWHERE)
         self.numbers: list[np.ndarray] = []  # of items, from first_key, in the order of self.samples
         self.samples: list[Samples] = []
@@ -57,12 +59,26 @@ class Counting:
         own = self.side.take(samples)
         for place in self.bags:
             self.in_history[samples.bags[place].values - self.first_key] = 1
-        numbers, rows, counts = np.unique(own.ids[:, 0] - self.first_key, return_index=True, return_counts=True)
+        numbers, rows, inverse, counts = np.unique(
+            own.ids[:, 0] - self.first_key, return_index=True, return_inverse=True, return_counts=True
+        )
+        for columns in further_columns(own):
+            self.varies[numbers[inverse[(columns != columns[rows[inverse]]).any(1)]]] = 1
         is_new = self.firsts[numbers] == NOWHERE
         self.counts[numbers] += counts
         self.firsts[numbers[is_new]] = start + rows[is_new]
         self.numbers.append(numbers[is_new])
         self.samples.append(own[rows[is_new]])
+
+
+def further_columns(items: Samples) -> Iterator[np.ndarray]:
+    """What tells items (n) apart besides the column that identifies them, (n, k) each: of several values their number
+    and sum."""
+    yield items.ids[:, 1:]
+    yield items.dense
+    for bag in items.bags:
+        sums = np.concatenate([[0], np.cumsum(bag.values)])[bag.offsets]
+        yield np.stack([np.diff(bag.offsets), np.diff(sums)], 1)
 
 
 def histories_of(features: Sequence[Feature], side: Side) -> list[int]:
@@ -85,7 +101,7 @@ def catalogue_of(
     begin, end = (num * rank // world.size for rank in (world.rank, world.rank + 1))
     for start in range(begin, end, BLOCK):
         counting.add(source.train(start, min(start + BLOCK, end)), start)
-    for found in (counting.counts, counting.in_history):
+    for found in (counting.counts, counting.in_history, counting.varies):
         found[np.asarray(none, np.int64) - feature.first] = 0
     world.meet("for all ranks to read the items of the training rows")
     counts, firsts = np.empty_like(counting.counts), np.empty_like(counting.firsts)
@@ -101,8 +117,10 @@ def catalogue_of(
     further = np.flatnonzero((in_history > 0) & (counts == 0))
     if len(further):
         numbers, samples = np.concatenate([numbers, further]), concatenate([samples, bare(further + feature.first)])
+    varies = np.empty_like(counting.varies)
+    world.comm.Allreduce(counting.varies, varies, MPI.MAX)
     order = np.argsort(numbers)
-    return Catalogue(numbers[order] + feature.first, counts[numbers[order]], samples[order])
+    return Catalogue(numbers[order] + feature.first, counts[numbers[order]], samples[order], int(varies.sum()))
 
 
 def bare(keys: np.ndarray) -> Samples:

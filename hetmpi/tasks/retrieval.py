@@ -144,6 +144,12 @@ class Retrieval(Task):
             alone = int((self.catalogue.counts == 0).sum())
             in_histories = f", {alone:,} of them in histories alone" if alone else ""
             print(f"hetmpi: {num:,} items in {total:,} training rows{in_histories}{left_out}", flush=True)
+            if self.catalogue.num_varying:
+                print(
+                    f"hetmpi: further columns of model.item differ between the rows of {self.catalogue.num_varying:,} "
+                    "items at least: evaluation takes those of one row; columns that vary belong to model.query",
+                    flush=True,
+                )
 
     def batches(self, device: torch.device) -> Callable[[Samples], PairBatch]:
         return self._batch

@@ -67,6 +67,29 @@ def trained(folder, *overrides):
     return found, next((folder / "run/checkpoints").glob("step-*"))
 
 
+VARYING = {  # columns of items, five of which recur in turns
+    "kind": [f"k{n % 5}" for n in range(60)],
+    "of_rows": [f"k{n % 7}" for n in range(60)],
+    "price": [float(n % 11) for n in range(60)],
+    "tags": [["a", "b"] if n % 2 else ["a"] for n in range(60)],
+}
+
+
+@pytest.mark.parametrize("column, num_varying", [("kind", 0), ("of_rows", 5), ("price", 5), ("tags", 5)])
+def test_a_line_says_how_many_items_have_further_columns_that_vary(world, folder, column, num_varying, capfd):
+    if world.rank == 0:  # each of five items once in five rows, so each rank reads it with several values
+        items = {"user": [f"u{n % 9}" for n in range(60)], "item": [f"i{n % 5}" for n in range(60)], **VARYING}
+        pq.write_table(pa.table(items), folder / "train.parquet")
+    world.comm.Barrier()
+    rules = "data.columns=[{name: tags, pool: mean}, {name: price, kind: number}]"
+    columns = ["model=two_tower", "model.query=[user]", f"model.item=[item,{column}]"]
+    training = made(folder, "data.valid=0.1", rules, *columns)
+    assert training.task.catalogue.num_varying == num_varying
+    training.close()
+    line = f"further columns of model.item differ between the rows of {num_varying:,} items at least"
+    assert (line in capfd.readouterr().out) == (num_varying > 0 and world.rank == 0)
+
+
 @pytest.mark.parametrize("model", [TWO_TOWER, SASREC], ids=["two_tower", "sasrec"])
 def test_predict_finds_what_the_evaluation_has_found(world, folder, model):
     figures, checkpoint = trained(folder, *model)
