@@ -1,18 +1,20 @@
-// LineWriter, LineReader, Server: the wire by one-sided calls.
+// LineWriter, LineReader, WindowThread: the wire by one-sided calls; Server.
 #include "wire/line.h"
 
 #include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "python/arrays.h"
 #include "python/bindings.h"
 #include "python/round_server.h"
-#include "wire/server.h"
+#include "wire/window_thread.h"
 
 namespace hetmpi {
 namespace {
@@ -61,37 +63,90 @@ class PyLineReader {
   LineReader core_;
 };
 
+// The words of a Python array, which is freed once nothing uses them.
+Words words_in(Array<int64_t> message) {
+  check_shape(message, "message", {-1});
+  const int64_t* at = message.data();
+  const auto num = static_cast<int64_t>(message.shape(0));
+  const auto free = [](Array<int64_t>* kept) {
+    py::gil_scoped_acquire acquire;
+    delete kept;
+  };
+  return {at, num, std::shared_ptr<Array<int64_t>>(new Array<int64_t>(std::move(message)), free)};
+}
+
+Array<int64_t> array_of(Words words) {
+  const int64_t *at = words.at, num = words.num;
+  auto* kept = new Words(std::move(words));
+  const py::capsule owner(kept, [](void* of) { delete static_cast<Words*>(of); });
+  return Array<int64_t>(num, at, owner);
+}
+
 class PyServer {
  public:
-  // memory: of all lines; a client's requests, then its replies, each a header and a ring of `capacity` words.
-  PyServer(Array<uint8_t> memory, int64_t capacity) : core_(lines_in(memory, capacity), capacity) {}
+  PyServer(std::vector<int64_t> ranks, int64_t own, bool in_rounds) : core_(std::move(ranks), own, in_rounds) {}
 
-  void serve(const std::vector<PyRoundServer*>& tables) {
+  void set_tables(const std::vector<PyRoundServer*>& tables) {
     std::vector<RoundServer*> cores;
     for (PyRoundServer* table : tables) cores.push_back(table ? &table->core() : nullptr);
     py::gil_scoped_release release;
-    core_.serve(std::move(cores));
+    core_.set_tables(std::move(cores));
   }
+
+  void put(size_t client, Array<int64_t> message) {
+    Words words = words_in(std::move(message));
+    py::gil_scoped_release release;
+    core_.put(client, std::move(words));
+  }
+
+  // The replies that are made: a client's place and a message, each.
+  std::vector<std::tuple<size_t, Array<int64_t>>> proceed() {
+    std::vector<std::pair<size_t, Words>> replies;
+    {
+      py::gil_scoped_release release;
+      core_.proceed();
+      Words reply;
+      for (size_t i = 0; i < core_.num_clients(); ++i)
+        while (core_.take(i, &reply)) replies.emplace_back(i, std::move(reply));
+    }
+    std::vector<std::tuple<size_t, Array<int64_t>>> found;
+    for (auto& [client, words] : replies) found.emplace_back(client, array_of(std::move(words)));
+    return found;
+  }
+
+  Server& core() { return core_; }
+
+ private:
+  Server core_;
+};
+
+class PyWindowThread {
+ public:
+  // memory: of all lines; a client's requests, then its replies, each a header and a ring of `capacity` words.
+  PyWindowThread(PyServer* server, Array<uint8_t> memory, int64_t capacity)
+      : core_(&server->core(), lines_in(memory, capacity, server->core().num_clients()), capacity) {}
 
   void stop() {
     py::gil_scoped_release release;
     core_.stop();
   }
 
-  void check() { core_.check(); }
+  void check() const { core_.check(); }
 
  private:
-  static std::vector<Server::Lines> lines_in(Array<uint8_t>& memory, int64_t capacity) {
+  static std::vector<WindowThread::Lines> lines_in(Array<uint8_t>& memory, int64_t capacity, size_t num_clients) {
     const int64_t line = sizeof(LineHeader) + capacity * kWord;
-    std::vector<Server::Lines> clients;
-    for (int64_t at = 0; at + 2 * line <= memory.shape(0); at += 2 * line) {
-      uint8_t* begin = memory.mutable_data() + at;
+    if (memory.shape(0) < static_cast<int64_t>(2 * num_clients) * line)
+      throw std::invalid_argument("windows: too little memory for the lines of all clients");
+    std::vector<WindowThread::Lines> clients;
+    for (size_t i = 0; i < num_clients; ++i) {
+      uint8_t* begin = memory.mutable_data() + 2 * i * line;
       clients.push_back({reinterpret_cast<LineHeader*>(begin), reinterpret_cast<LineHeader*>(begin + line)});
     }
     return clients;
   }
 
-  Server core_;
+  WindowThread core_;
 };
 
 }  // namespace
@@ -111,13 +166,25 @@ void bind_line(py::module_& m) {
       .def_property_readonly("tail", &PyLineReader::tail, "Words taken.")
       .def_property_readonly("next_words", &PyLineReader::next_words,
                              "Words of the next frame, as far as it is known, otherwise 0.");
-  py::class_<PyServer>(m, "Server", "Answers requests from a thread (cpp/wire/server.h).")
-      .def(py::init<Array<uint8_t>, int64_t>(), py::arg("memory").noconvert(), py::arg("capacity"),
-           py::keep_alive<1, 2>())
-      .def("serve", &PyServer::serve, py::arg("tables"),
+  m.attr("NO_SECTION") = kNoSection;
+  py::class_<PyServer>(m, "Server", "Takes the messages of clients and makes the replies (cpp/wire/server.h).")
+      .def(py::init<std::vector<int64_t>, int64_t, bool>(), py::arg("ranks"), py::arg("own"), py::arg("in_rounds"),
+           "ranks: of the clients; own: this rank; in_rounds: whether all ranks make the same calls.")
+      .def("set_tables", &PyServer::set_tables, py::arg("tables"),
            "tables: RoundServers, in the order of their sections; None for one that has left.")
-      .def("stop", &PyServer::stop, "Ends the thread.")
-      .def("check", &PyServer::check, "Raises the error that has ended the service.");
+      .def(
+          "expect", [](PyServer& of, std::vector<int64_t> reasons) { of.core().expect(std::move(reasons)); },
+          py::arg("reasons"), "In rounds: of each table in this rank's next message; NO_SECTION where it has no part.")
+      .def("put", &PyServer::put, py::arg("client"), py::arg("message").noconvert(),
+           "A message (n,) int64 of the client at this place, which must not be changed any more.")
+      .def("proceed", &PyServer::proceed, "Applies and answers what can be; returns (client's place, reply) of each.")
+      .def_property_readonly(
+          "num_answered", [](PyServer& of) { return of.core().num_answered(); }, "Replies made to each client.");
+  py::class_<PyWindowThread>(m, "WindowThread", "Serves the lines of a window (cpp/wire/window_thread.h).")
+      .def(py::init<PyServer*, Array<uint8_t>, int64_t>(), py::arg("server"), py::arg("memory").noconvert(),
+           py::arg("capacity"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+      .def("stop", &PyWindowThread::stop, "Ends the thread.")
+      .def("check", &PyWindowThread::check, "Raises the error that has ended the thread.");
 }
 
 }  // namespace hetmpi

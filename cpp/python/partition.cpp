@@ -80,9 +80,8 @@ void bind_partition(py::module_& m) {
            "Keys of rows [begin, end) of a rank's shard: (end - begin,) int64.")
       .def("route", &route_of, py::arg("keys").noconvert(), "keys (n,) int64 -> order, keys, first of their Route.");
   py::class_<Directory>(m, "Directory", "Which row of its shard an owner has for a key (cpp/owner/directory.h).")
+      .def(py::init<const Partition&, int64_t>(), py::arg("partition"), py::arg("owner"))
       .def("rows_of", &rows_of, py::arg("keys").noconvert(), "keys (n,) int64, this owner's -> rows (n,) int64.");
-  py::class_<Arithmetic, Directory>(m, "Arithmetic", "The directory of a partition's formula.")
-      .def(py::init<const Partition&, int64_t>(), py::arg("partition"), py::arg("owner"));
   m.def("part_of_route", &part_of_route, py::arg("order").noconvert(), py::arg("keys").noconvert(),
         py::arg("first").noconvert(), py::arg("chosen").noconvert(),
         "order, keys, first of the part of a Route whose keys are chosen (n,) bool; None if all are.");

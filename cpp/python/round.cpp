@@ -173,16 +173,10 @@ void bind_round(py::module_& m) {
            py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("rings"), py::arg("format"),
            py::arg("applied"), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(),
            py::keep_alive<1, 7>())
-      .def("take", &PyRoundServer::take, py::arg("client"), py::arg("request"), "Takes a request; returns its reason.")
-      .def("apply", &PyRoundServer::apply, "Applies or passes on all pushes; False: a ring is full, call again.")
       .def("has_applied", &PyRoundServer::has_applied, py::arg("step"),
            "Whether the owners of the node have applied so many steps.")
       .def("mark", &PyRoundServer::mark, py::arg("route"), py::arg("owners"), py::arg("step"),
-           "Marks the rows of this node's keys in a route, which this rank reads after `step` steps.")
-      .def("is_ready", &PyRoundServer::is_ready, py::arg("client"), "Whether the next reply to a client can be made.")
-      .def("reply_words", &PyRoundServer::reply_words, py::arg("client"), "Words of 8 bytes of the reply.")
-      .def("write_reply", &PyRoundServer::write_reply, py::arg("client"), py::arg("message"), py::arg("begin"),
-           py::arg("num_words"), "Writes the reply, and forgets the request.");
+           "Marks the rows of this node's keys in a route, which this rank reads after `step` steps.");
 }
 
 }  // namespace hetmpi

@@ -59,35 +59,12 @@ class PyRoundServer {
       : core_(applier ? &applier->core() : nullptr, own, views(shards), rings, format, dims_of(shards.at(own)),
               numbers(applied)) {}
 
-  int64_t take(size_t client, const Section& request) {
-    const Bytes bytes = bytes_of(request);
-    return core_.take(client, bytes.at, bytes.size);
-  }
-
   void mark(const RouteArrays& route, const std::vector<int64_t>& owners, int64_t step) {
     const RouteView view = route.view();
     core_.mark(view, owners, step);
   }
 
-  bool apply() {
-    py::gil_scoped_release release;
-    return core_.apply();
-  }
-
   bool has_applied(int64_t step) const { return core_.has_applied(step); }
-  bool is_ready(size_t client) const { return core_.is_ready(client); }
-
-  int64_t reply_words(size_t client) {
-    py::gil_scoped_release release;
-    return core_.reply_bytes(client) / kWord;
-  }
-
-  void write_reply(size_t client, Array<int64_t> message, int64_t begin, int64_t num_words) {
-    uint8_t* place = place_in(message, begin, num_words * kWord);
-    py::gil_scoped_release release;
-    core_.write_reply(client, place);
-  }
-
   RoundServer& core() { return core_; }
 
  private:

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -42,6 +43,9 @@ struct RequestHeader {
 };
 constexpr int64_t kPushes = -1;
 constexpr int64_t kEarly = 4;  // for a request a step early, whose reply has two parts
+constexpr const char* kReasonTexts[] = {"reads a batch that was not announced", "announces a batch", "flushes", "peeks",
+                                        "announces the batch after the next"};
+constexpr int64_t kNumReasons = std::size(kReasonTexts);
 
 struct OwnerCounts {
   int64_t num_records;
@@ -294,6 +298,8 @@ class RoundServer {
       shards_[owner].directory->rows_of(keys, n, pull.rows.data());
       if (shards_[owner].file != nullptr) shards_[owner].file->want(pull.rows.data(), n);
     }
+    if (header.reason < kPushes || header.reason >= kNumReasons)
+      throw std::out_of_range("round: a request for no known reason");
     if (header.reason == kEarly) {
       if (has_clocks() || header.step < 1) throw std::out_of_range("round: a request that cannot be early");
       for (size_t owner = 0; owner < shards_.size(); ++owner)
@@ -307,6 +313,12 @@ class RoundServer {
       replies_[client].push_back({std::move(found), header.reason == kEarly ? Part::kFirst : Part::kWhole});
     return header.reason;
   }
+
+  // Whether requests name the clocks of copies.
+  bool has_clocks() const { return applied_.empty(); }
+
+  // Replies to a client that are not written.
+  size_t num_due(size_t client) const { return replies_.at(client).size(); }
 
   // Marks rows of this node that this rank reads itself after so many steps. owners: those of the node.
   void mark(const RouteView& route, const std::vector<int64_t>& owners, int64_t step) {
@@ -422,8 +434,6 @@ class RoundServer {
     std::shared_ptr<Request> request;
     Part part;
   };
-
-  bool has_clocks() const { return applied_.empty(); }
 
   static void choose_by_clocks(Pull& pull, const NodeShard& shard, int64_t bound) {
     pull.clocks.resize(pull.rows.size());

@@ -1,198 +1,263 @@
-// Server: answers the requests of the clients of this rank from a thread, which touches memory only: a request reaches
-// its line (line.h) by one-sided calls, and its client fetches the reply in the same way.
+// Server: takes the messages of the clients of this rank, has their pushes applied, and makes the replies. It does no
+// I/O and never waits: whoever receives messages puts them in, calls proceed(), and sends what take() returns. By
+// messages that is the rank's main thread (hetmpi/wire/rounds.py), by windows a thread of its own (window_thread.h).
 //
-// A message is the number of words of each table's section, then the sections (hetmpi/wire/rounds.py). Its pushes are
+// A message is the number of words of each table's section, then the sections (hetmpi/wire/sections.py). Its pushes are
 // applied, by this rank or by the owners to whose rings they go on, before its rows are read; at s = 0 those of all
-// ranks. Requests of several clients wait side by side. A message of pushes alone gets no reply.
+// ranks. A message of pushes alone gets no reply, a request a step early gets two (round.h).
 //
-// Invariants:
-//   what is behind lock_ is used while it is held, by the thread and by serve();
-//   an error is kept and thrown by check(); nothing is served after it.
+// Policies:
+//   as they come   a client's messages are taken in the order in which it sent them
+//   in rounds      all ranks make the same calls in the same order. The n-th message of a client is taken once this
+//   rank
+//                  has said by expect() what its own n-th is; another call of the client is an error. Where requests
+//                  have clocks, pushes are applied one by one: those of all clients in a round in rank order, and then
+//                  all requests are answered, so that every run computes the same
+//
+// Invariants: everything but the clients' number is used while lock_ is held.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <exception>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
-#include <thread>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "wire/line.h"
 #include "wire/round.h"
 
 namespace hetmpi {
 
+constexpr int64_t kNoSection = -2;  // the reason of a table that takes no part in a message
+
+// The words of a message, and what keeps them in memory.
+struct Words {
+  const int64_t* at = nullptr;
+  int64_t num = 0;
+  std::shared_ptr<const void> owner;
+};
+
+inline Words words_of(std::vector<int64_t> message) {
+  auto kept = std::make_shared<const std::vector<int64_t>>(std::move(message));
+  return {kept->data(), static_cast<int64_t>(kept->size()), kept};
+}
+
 class Server {
  public:
-  // Both ways of one client, in this rank's memory.
-  struct Lines {
-    LineHeader *requests, *replies;  // each before its ring
-  };
+  // ranks: of the clients, ascending; own: this rank. in_rounds: the policy.
+  Server(std::vector<int64_t> ranks, int64_t own, bool in_rounds)
+      : ranks_(std::move(ranks)), own_(own), in_rounds_(in_rounds), clients_(ranks_.size()) {}
 
-  // capacity: words of each ring.
-  Server(const std::vector<Lines>& clients, int64_t capacity) {
-    for (const Lines& client : clients) {
-      clients_.push_back({client.requests, client.replies, LineReader(ring_of(client.requests), capacity),
-                          LineWriter(ring_of(client.replies), capacity)});
-    }
-  }
-
-  ~Server() { stop(); }
+  size_t num_clients() const { return ranks_.size(); }
 
   // The tables, in the order of their sections; null for one that has left, whose memory is not used after this call.
-  // REQUIRES: no request is under way where tables are added.
-  void serve(std::vector<RoundServer*> tables) {
+  // REQUIRES: no message is under way where tables are added.
+  void set_tables(std::vector<RoundServer*> tables) {
     std::lock_guard<std::mutex> hold(lock_);
     tables_ = std::move(tables);
-    if (!thread_.joinable() && !clients_.empty()) thread_ = std::thread([this] { run(); });
   }
 
-  // Ends the thread. May be called twice.
-  void stop() {
-    {
-      std::lock_guard<std::mutex> hold(sleep_lock_);
-      stops_ = true;
-    }
-    wake_.notify_all();
-    if (thread_.joinable()) thread_.join();
-  }
-
-  // Throws the error that has ended the service, if there is one.
-  void check() {
-    if (!has_failed_) return;
+  // In rounds: the reason of each table in this rank's next message.
+  void expect(std::vector<int64_t> reasons) {
     std::lock_guard<std::mutex> hold(lock_);
-    std::rethrow_exception(error_);
+    if (!clients_.empty()) expected_.push_back(std::move(reasons));
   }
 
- private:
-  using Microseconds = std::chrono::microseconds;
-  static constexpr Microseconds kShortest{20}, kWaiting{100}, kLongest{500};  // polling intervals
-
-  struct Client {
-    LineHeader *requests_header, *replies_header;
-    LineReader requests;
-    LineWriter replies;
-    std::vector<int64_t> request;  // that is answered once it is ready; empty if there is none
-    std::vector<int64_t> reply;    // not written yet from `num_written` on
-    size_t num_written = 0;
-  };
-
-  static int64_t* ring_of(LineHeader* header) { return reinterpret_cast<int64_t*>(header + 1); }
-
-  void run() {
-    Microseconds pause = kShortest;
-    while (!stops_ && !has_failed_) {
-      {
-        std::lock_guard<std::mutex> hold(lock_);
-        try {
-          pause = proceed() ? kShortest : std::min(2 * pause, waits_ ? kWaiting : kLongest);
-        } catch (...) {
-          error_ = std::current_exception();
-          has_failed_ = true;
-        }
-      }
-      std::unique_lock<std::mutex> hold(sleep_lock_);
-      wake_.wait_for(hold, pause, [this] { return stops_.load(); });
-    }
+  // A message that a client has sent, after those before.
+  void put(size_t client, Words message) {
+    std::lock_guard<std::mutex> hold(lock_);
+    clients_.at(client).received.push_back(std::move(message));
   }
 
-  // Returns whether anything was done.
+  // Takes, applies and answers what can be. Returns whether anything was done.
   bool proceed() {
-    bool was_busy = false;
-    for (size_t i = 0; i < clients_.size(); ++i) {
-      Client& client = clients_[i];
-      if (!client.reply.empty()) {
-        was_busy |= write_reply(client);
-      } else if (client.request.empty() && client.requests.read()) {
-        take(i);
-        was_busy = true;
-      }
-      client.requests_header->tail.store(client.requests.tail(), std::memory_order_release);
-    }
-    bool have_passed = true;
+    std::lock_guard<std::mutex> hold(lock_);
+    if (tables_.empty()) return false;  // another rank has made its first table before this one
+    bool was_busy = take_messages(), have_passed = true;
     for (RoundServer* table : tables_) have_passed &= table == nullptr || table->apply();
     if (have_passed) pushes_.clear();
     waits_ = !have_passed;
     for (size_t i = 0; i < clients_.size(); ++i) {
-      if (clients_[i].request.empty()) continue;
-      const bool is_ready = std::all_of(tables_.begin(), tables_.end(),
-                                        [i](auto* table) { return table == nullptr || table->is_ready(i); });
-      waits_ |= !is_ready;
-      was_busy |= is_ready;
-      if (is_ready) answer(i);
+      while (!clients_[i].due.empty() && is_ready(i)) {
+        answer(i);
+        was_busy = true;
+      }
+      waits_ |= !clients_[i].due.empty();
     }
     return was_busy;
   }
 
-  // Takes the message that a client has sent.
-  void take(size_t i) {
-    std::vector<int64_t> message;
-    message.swap(clients_[i].requests.message());
-    const auto num_words = static_cast<int64_t>(message.size());
-    auto begin = static_cast<int64_t>(tables_.size());
-    RoundRequest::check_end(begin, num_words);
-    bool is_answered = false;
-    for (size_t table = 0; table < tables_.size(); ++table) {
-      const int64_t length = message[table];
-      if (length < 0 || length > num_words - begin) throw std::out_of_range("server: a section exceeds its message");
-      if (length > 0 && tables_[table] != nullptr) {
-        const auto* section = reinterpret_cast<const uint8_t*>(message.data() + begin);
-        is_answered |= tables_[table]->take(i, section, length * kWord) != kPushes;
+  // Moves the next reply to a client to *reply, if one is made.
+  bool take(size_t client, Words* reply) {
+    std::lock_guard<std::mutex> hold(lock_);
+    std::deque<Words>& replies = clients_.at(client).replies;
+    if (replies.empty()) return false;
+    *reply = std::move(replies.front());
+    replies.pop_front();
+    return true;
+  }
+
+  // Whether a client has no message here that is not taken, or not answered.
+  bool is_free(size_t client) {
+    std::lock_guard<std::mutex> hold(lock_);
+    const Client& of = clients_.at(client);
+    return of.received.empty() && of.due.empty() && of.replies.empty();
+  }
+
+  // Replies made to each client, at least.
+  int64_t num_answered() {
+    std::lock_guard<std::mutex> hold(lock_);
+    int64_t least = clients_.empty() ? 0 : clients_.front().num_answered;
+    for (const Client& client : clients_) least = std::min(least, client.num_answered);
+    return least;
+  }
+
+  // Whether pushes or requests that are taken wait for an owner.
+  bool waits() {
+    std::lock_guard<std::mutex> hold(lock_);
+    return waits_;
+  }
+
+ private:
+  using Tables = std::vector<char>;  // whether each table has a section in a reply
+
+  struct Client {
+    std::deque<Words> received;  // not taken yet
+    std::deque<Tables> due;      // replies that are not made
+    std::deque<Words> replies;   // not sent
+    Words request;               // with clocks, which its table reads until it is answered
+    int64_t num_taken = 0, num_answered = 0;
+  };
+
+  bool have_clocks() const {
+    return std::any_of(tables_.begin(), tables_.end(), [](const auto* table) { return table && table->has_clocks(); });
+  }
+
+  bool take_messages() {
+    bool was_busy = false;
+    if (in_rounds_ && have_clocks()) {
+      while (is_round_whole()) {
+        for (size_t i = 0; i < clients_.size(); ++i) take_next(i);
+        was_busy = true;
       }
+      return was_busy;
+    }
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      while (is_next_due(i)) {
+        take_next(i);
+        was_busy = true;
+      }
+    }
+    return was_busy;
+  }
+
+  bool is_next_due(size_t i) const {
+    const Client& client = clients_[i];
+    if (client.received.empty() || client.request.num > 0) return false;
+    return !in_rounds_ || client.num_taken < num_forgotten_ + static_cast<int64_t>(expected_.size());
+  }
+
+  bool is_round_whole() const {
+    for (size_t i = 0; i < clients_.size(); ++i)
+      if (!is_next_due(i) || clients_[i].num_taken != clients_[0].num_taken) return false;
+    return !clients_.empty();
+  }
+
+  void take_next(size_t i) {
+    Client& client = clients_[i];
+    Words message = std::move(client.received.front());
+    client.received.pop_front();
+    auto begin = static_cast<int64_t>(tables_.size());
+    RoundRequest::check_end(begin, message.num);
+    Tables seconds(tables_.size()), others(tables_.size());
+    for (size_t table = 0; table < tables_.size(); ++table) {
+      const int64_t length = message.at[table];
+      if (length < 0 || length > message.num - begin) throw std::out_of_range("server: a section exceeds its message");
+      int64_t reason = kNoSection;
+      if (length > 0 && tables_[table] != nullptr) {
+        const size_t before = tables_[table]->num_due(i);
+        reason = tables_[table]->take(i, reinterpret_cast<const uint8_t*>(message.at + begin), length * kWord);
+        others[table] = reason != kPushes;
+        seconds[table] = tables_[table]->num_due(i) > before + others[table];
+      }
+      if (in_rounds_ && tables_[table] != nullptr) check_same(i, table, reason);
       begin += length;
     }
-    if (is_answered) {
-      clients_[i].request = std::move(message);
+    for (Tables* reply : {&seconds, &others})
+      if (std::count(reply->begin(), reply->end(), 1) > 0) client.due.push_back(std::move(*reply));
+    ++client.num_taken;
+    forget_expected();
+    if (!client.due.empty() && have_clocks()) {
+      client.request = std::move(message);
     } else {
       pushes_.push_back(std::move(message));
     }
   }
 
+  // In rounds: a client's message must be of the same call as this rank's.
+  void check_same(size_t i, size_t table, int64_t theirs) const {
+    const int64_t ours = expected_.at(clients_[i].num_taken - num_forgotten_).at(table);
+    if (theirs == ours) return;
+    const bool both = theirs != kNoSection && ours != kNoSection;
+    const auto text = [both](int64_t reason) -> std::string {
+      if (!both) return reason == kNoSection ? "does not use the table" : "uses a table";
+      return reason == kPushes ? "announces none" : kReasonTexts[reason];
+    };
+    throw std::runtime_error("EmbeddingTable: rank " + std::to_string(ranks_[i]) + " " + text(theirs) + " while rank " +
+                             std::to_string(own_) + " " + text(ours) +
+                             ": with table.exchange=messages all ranks must read, announce, write and flush alike");
+  }
+
+  void forget_expected() {
+    if (!in_rounds_) return;
+    int64_t least = clients_.front().num_taken;
+    for (const Client& client : clients_) least = std::min(least, client.num_taken);
+    for (; num_forgotten_ < least; ++num_forgotten_) expected_.pop_front();
+  }
+
+  bool is_ready(size_t i) const {
+    const Tables& reply = clients_[i].due.front();
+    for (size_t table = 0; table < tables_.size(); ++table)
+      if (reply[table] && tables_[table] != nullptr && !tables_[table]->is_ready(i)) return false;
+    return true;
+  }
+
   void answer(size_t i) {
     Client& client = clients_[i];
-    std::vector<int64_t>& reply = client.reply;
-    for (RoundServer* table : tables_) reply.push_back(table == nullptr ? 0 : table->reply_bytes(i) / kWord);
-    auto begin = static_cast<int64_t>(tables_.size());
-    reply.resize(std::accumulate(reply.begin(), reply.end(), begin));
-    for (size_t table = 0; table < tables_.size(); ++table) {
-      if (tables_[table] == nullptr) continue;
-      tables_[table]->write_reply(i, reinterpret_cast<uint8_t*>(reply.data() + begin));
-      begin += reply[table];
+    const Tables of = std::move(client.due.front());
+    client.due.pop_front();
+    const size_t num_tables = tables_.size();
+    std::vector<int64_t> lengths(num_tables);
+    for (size_t table = 0; table < num_tables; ++table)
+      if (of[table] && tables_[table] != nullptr) lengths[table] = tables_[table]->reply_bytes(i) / kWord;
+    auto begin = static_cast<int64_t>(num_tables);
+    const int64_t num_words = std::accumulate(lengths.begin(), lengths.end(), begin);
+    const std::shared_ptr<int64_t[]> reply(new int64_t[num_words]);  // not set to zero first
+    std::copy(lengths.begin(), lengths.end(), reply.get());
+    for (size_t table = 0; table < num_tables; ++table) {
+      if (!of[table] || tables_[table] == nullptr) continue;
+      tables_[table]->write_reply(i, reinterpret_cast<uint8_t*>(reply.get() + begin));
+      begin += lengths[table];
     }
-    client.request.clear();
-    write_reply(client);
+    client.replies.push_back({reply.get(), num_words, reply});
+    client.request = {};
+    ++client.num_answered;
   }
 
-  // Returns whether there was room for a part of it.
-  static bool write_reply(Client& client) {
-    client.replies.set_tail(client.replies_header->tail.load(std::memory_order_acquire));
-    const auto num_left = static_cast<int64_t>(client.reply.size() - client.num_written);
-    const int64_t num = client.replies.write(client.reply.data() + client.num_written, num_left);
-    client.num_written += num;
-    if (num == num_left) {
-      client.reply.clear();
-      client.num_written = 0;
-    }
-    return num > 0;
-  }
-
+  const std::vector<int64_t> ranks_;
+  const int64_t own_;
+  const bool in_rounds_;
   std::vector<Client> clients_;
   std::vector<RoundServer*> tables_;
-  std::vector<std::vector<int64_t>> pushes_;  // messages without reply, until all of them have been passed on
-  bool waits_ = false;                        // for an owner
-  std::exception_ptr error_;
-  std::mutex lock_;  // of all above
-  std::atomic<bool> has_failed_{false}, stops_{false};
-  std::mutex sleep_lock_;
-  std::condition_variable wake_;
-  std::thread thread_;
+  std::deque<std::vector<int64_t>> expected_;  // of this rank's messages that not all clients' are taken of
+  int64_t num_forgotten_ = 0;                  // of those before
+  std::vector<Words> pushes_;                  // whose pushes may not all be applied or passed on yet
+  bool waits_ = false;
+  std::mutex lock_;
 };
 
 }  // namespace hetmpi

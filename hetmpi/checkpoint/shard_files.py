@@ -81,7 +81,7 @@ def collect(shards: list[ShardFiles], partition: _C.Partition, route: Route, nam
     partition: by which the shards were saved."""
     for owner in route.owners:
         keys, order = route.of(owner)
-        rows = _C.Arithmetic(partition, owner).rows_of(keys)
+        rows = _C.Directory(partition, owner).rows_of(keys)
         array = shards[owner].open(name)
         step = max(1, CHUNK_BYTES * len(out) // max(1, out.nbytes))
         for i in range(0, len(rows), step):

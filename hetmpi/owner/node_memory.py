@@ -42,7 +42,7 @@ class NodeMemory:
         self._shared = MPI.Win.Allocate_shared(layouts[world.rank].nbytes, 1, comm=world.node)
         self.on_node = {
             rank: (Shard if store is None else FileShard)(
-                self._part(place), layouts[rank], _C.Arithmetic(partition, rank)
+                self._part(place), layouts[rank], _C.Directory(partition, rank)
             )
             for place, rank in enumerate(world.node_ranks)
         }

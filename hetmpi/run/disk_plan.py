@@ -54,7 +54,7 @@ class DiskPlan:
     def __init__(self, world: World, folder: str, tables: Mapping[str, tuple[_C.Partition, Layout, FileStore]]):
         self._world, self._folder, self._num_steps = world, folder, 0
         self._of = {
-            name: (_C.Arithmetic(partition, world.rank), partition, Pages(layout, store.pages(layout)))
+            name: (_C.Directory(partition, world.rank), partition, Pages(layout, store.pages(layout)))
             for name, (partition, layout, store) in tables.items()
         }
         sizes = [layout.file_bytes for _, layout, _ in tables.values()]

@@ -28,9 +28,6 @@ class Messages:
         self._sending = {line: Sending(comm, *line) for line in lines.outgoing}
         self._receiving = {line: Receiving(comm, *line, lines.length_of) for line in lines.incoming}
 
-    def serve(self, tables: list):
-        """No effect."""
-
     def send(self, partner: int, tag: int, message: np.ndarray):
         self._sending[partner, tag].send(message)
 

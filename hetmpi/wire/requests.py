@@ -2,7 +2,7 @@
 
     ask      sends every server the pushes in front, and asks for the rows of its node; at s >= 1 each with the clock of
              the local copy
-    serve    where the wire has no thread: applies the pushes received from all clients, then replies
+    serve    where the wire has no thread: answers all clients
     receive  receives the replies
     post     sends the gradients of a step; at s = 0, where a request for a later batch may go with them
 
@@ -30,24 +30,17 @@ from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
 from hetmpi.wire.rounds import MakeWire, Round, Rounds
 from hetmpi.wire.sections import Section
-from hetmpi.world.waiting import ranks_text, wait_for
+from hetmpi.world.waiting import wait_for
 
-UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)
+UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)  # reasons, whose texts are in cpp/wire/round.h
 EARLY = _C.EARLY  # 4
-REASONS = (
-    "reads a batch that was not announced",
-    "announces a batch",
-    "flushes",
-    "peeks",
-    "announces the batch after the next",
-)
 
 
 @dataclass(frozen=True)
 class Request:
     """What a rank asks of the owners on other nodes.
 
-    reason   an index of REASONS; EARLY at s = 0 alone, for a reply in two parts; or _C.PUSHES for gradients alone
+    reason   as above; EARLY at s = 0 alone, for a reply in two parts; or _C.PUSHES for gradients alone
     route    the requested keys, at their positions in a batch of num
     step     at s = 0: steps that the rows must have
     known    at s >= 1: (num,) int32, the clock of this rank's copy of each row, NO_LINE if it has no usable copy
@@ -87,7 +80,6 @@ class Requests:
         self.width, self.num_bytes = self._widths[0], 4 * sum(self._widths)
         self.rounds = Rounds(self.world, make_wire)
         self.is_collective = not self.rounds.wire.has_thread and not self.world.is_one_node
-        self._posts: list[Section] = []  # received, and not passed on as a whole
         self.server = self._opened_server(arrays, applier)
         self.rounds.join(self)
 
@@ -178,45 +170,13 @@ class Requests:
         wait_for(self.world, self.rounds.wire.publish, "for other ranks to make room for its gradients")
 
     def progress(self):
-        """Lets messages leave, and passes on posts of other ranks, without waiting."""
+        """Lets messages leave, and takes and answers those of other ranks, without waiting."""
         self.world.progress()
         self.rounds.poll()
-        if self._posts and self.server.apply():
-            self._posts = []
 
     def has_applied(self, step: int) -> bool:
         """Whether all owners of this node have applied so many steps; at s = 0."""
         return self.server.has_applied(step)
-
-    def take(self, client: int, section: Section, mine: int):
-        """Takes the post of a client. mine: the reason of this rank's own post."""
-        reason = self.server.take(client, section)
-        self._posts.append(section)
-        if reason != mine:
-            theirs, mine = (REASONS[one] if one != _C.PUSHES else "announces none" for one in (reason, mine))
-            self.rounds.refuse(self.rounds.clients[client], theirs, mine)
-
-    def make_part(self) -> list[int]:
-        """Waits until the next replies to all clients may be made, to their posts. Returns the words of each."""
-        wait_for(self.world, self._are_ready, lambda: f"for {self._neighbours()} to apply gradients")
-        return [self.server.reply_words(i) for i in range(len(self.rounds.clients))]
-
-    def serve(self, mine: int, requests: list[Section]) -> list[int]:
-        """Applies the pushes of all clients, and waits until the replies may be made. Returns the words of each. mine:
-        the reason of this rank's own request in the round."""
-        server, clients = self.server, self.rounds.clients
-        for i, (client, request) in enumerate(zip(clients, requests)):
-            reason = server.take(i, request)
-            if reason != mine:
-                self.rounds.refuse(client, REASONS[reason], REASONS[mine])
-        wait_for(self.world, server.apply, lambda: f"for {self._neighbours()} to make room for gradients")
-        return self.make_part()
-
-    def _are_ready(self) -> bool:
-        return all(map(self.server.is_ready, range(len(self.rounds.clients))))
-
-    def _neighbours(self) -> str:
-        return ranks_text([rank for rank in self.world.node_ranks if rank != self.world.rank])
 
     def close(self):
         self.rounds.leave(self)

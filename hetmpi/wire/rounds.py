@@ -7,8 +7,9 @@ A message has a section of each table (sections.py). A table joins the next roun
 is sent when all tables have joined it, or when one of them cannot wait any longer: so tables that make their calls in
 turns, as in a TableGroup, share the messages.
 
-Where the wire has no thread that answers, all ranks make the same calls in the same order. In a round all ranks send
-their requests before any of them waits for a reply. Posts are received in every wait.
+A server (cpp/wire/server.h) answers the messages of this rank's clients. Where the wire has no thread that runs it, all
+ranks make the same calls in the same order, and every wait receives and answers. In a round all ranks send their
+requests before any of them waits for a reply.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from hetmpi.world.waiting import ranks_text, wait_for
 from hetmpi.world.world import World
 
 REQUEST, REPLY, POST = 1, 2, 3  # tags
-ALL_ALIKE = "with table.exchange=messages all ranks must read, announce, write and flush alike"
 
 MakeWire = Callable[[Lines], Wire]
 
@@ -39,15 +39,21 @@ class Round:
     tag       REQUEST or POST, of the message that is answered
     requests  table -> _C.RoundRequest
     replies   table -> Reply, of those that await one
+    number    of those before it
     arrived   server -> its reply"""
 
-    def __init__(self, tag: int, replies: dict | None = None):
+    def __init__(self, tag: int, number: int = 0, replies: dict | None = None):
         """replies: to a message that is sent already."""
         self.tag, self.requests, self.replies, self.is_sent = tag, {}, replies or {}, replies is not None
-        self.arrived: dict[int, np.ndarray] = {}
+        self.number, self.arrived = number, {}
         self.is_served = self.is_received = False
         for reply in self.replies.values():
             reply.round = self
+
+    @property
+    def reasons(self) -> dict:
+        """table -> reason of its request."""
+        return {table: reply.reason for table, reply in self.replies.items()}
 
 
 class Rounds:
@@ -55,30 +61,37 @@ class Rounds:
 
     sections       of the messages: its tables, and what was sent so far
     rails          the partners of this rank
-    clients        those that this rank answers itself
+    clients        those whose messages this rank receives itself
     wire           carries the messages
+    server         answers those of clients
     early          table -> Reply of which it has requested the first part, by a former post
-    is_broken      ranks have made different calls, so that no message is awaited any more"""
+    is_broken      an error, or different calls of ranks, has ended the messages: none is awaited any more"""
 
     def __init__(self, world: World, make_wire: MakeWire):
         """Collective."""
         self.world, self.rails, self.sections = world, Rails(world), Sections()
-        self.wire = make_wire(Lines(world, self.rails, (REQUEST, POST), (REPLY,), self.sections.length))
+        self.server = _C.Server(self.rails.clients, world.rank, not make_wire.has_thread)
+        lines = Lines(world, self.rails, (REQUEST, POST), (REPLY,), self.sections.length, self.server)
+        self.wire = make_wire(lines)
         if not world.is_one_node:
             world.wires.add(self.wire)
         self.clients = [] if self.wire.has_thread else self.rails.clients
         self.is_broken = False
         self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
+        self._num_rounds = 0  # begun
         self._post = Round(POST)  # the open one
         self.early = {}
-        self._num_posted = 0
-        self._reasons: dict[int, dict] = {}  # number of a post that not all clients have made -> table -> reason
-        self._num_received = [0] * len(self.clients)  # of the posts of each client
+        self._tags: deque[int] = deque()  # of this rank's messages of which not all clients' are received
+        self._num_received = [0] * len(self.clients)  # of these
 
     def join(self, table):
         """Adds a table. REQUIRES: no message is under way, on any rank."""
         self.sections.tables.append(table)
-        self.wire.serve([known and known.server for known in self.sections.tables])
+        self._is_exact = table.is_exact  # as of all that share messages
+        self._set_tables()
+
+    def _set_tables(self):
+        self.server.set_tables([table and table.server for table in self.sections.tables])
 
     def awaits(self, table) -> bool:
         """Whether replies to a table are not received yet."""
@@ -96,7 +109,7 @@ class Rounds:
         self.early.pop(table, None)
         if self.num_tables > 1:
             tables[tables.index(table)] = None
-            self.wire.serve([known and known.server for known in tables])  # the table's memory is not used any more
+            self._set_tables()  # the table's memory is not used any more
             return
         if not self.is_broken:
             self.finish(receives=True)
@@ -121,7 +134,7 @@ class Rounds:
     # Messages.
 
     def _send(self, round_: Round):
-        """Sends every server the requests of all tables that have joined, and expects those of the clients."""
+        """Sends every server the requests of all tables that have joined."""
         requests, round_.is_sent = round_.requests, True
         lengths = [requests[table].words() if table in requests else [] for table in self.sections.tables]
         messages, begins = self.sections.new(lengths, len(self.rails.servers))
@@ -130,8 +143,41 @@ class Rounds:
                 requests[table].write(messages, places)
         for server, message in zip(self.rails.servers, messages):
             self.wire.send(server, round_.tag, message)
+        if self.clients:
+            self._tags.append(round_.tag)
+            if self._is_exact:
+                self._expect(round_.reasons)
         for client in self.clients:
             self.wire.expect(client, round_.tag)
+
+    def _expect(self, reasons: dict):
+        """Lets the server answer the next message of each client, which must be for the same reasons."""
+        self.server.expect([reasons.get(table, _C.NO_SECTION) for table in self.sections.tables])
+
+    def poll(self) -> bool:
+        """Lets messages leave, and receives and answers those of clients. Returns whether all that this rank has sent
+        have come from each client too."""
+        self.wire.publish()
+        for i, client in enumerate(self.clients):
+            while self._num_received[i] < len(self._tags) and not self.is_broken:
+                message = self.wire.arrived(client, self._tags[self._num_received[i]])
+                if message is None:
+                    break
+                self._num_received[i] += 1
+                self.server.put(i, message)
+        if self.clients and not self.is_broken:
+            while self._tags and min(self._num_received):
+                self._tags.popleft()
+                self._num_received = [num - 1 for num in self._num_received]
+            with self._breaking():
+                for i, reply in self.server.proceed():
+                    self.sections.count(reply)
+                    self.wire.send(self.clients[i], REPLY, reply)
+        return not self._tags
+
+    def missing(self) -> list[int]:
+        """The clients from whom fewer messages have come than this rank has sent."""
+        return [client for i, client in enumerate(self.clients) if self._num_received[i] < len(self._tags)]
 
     # Posts.
 
@@ -150,34 +196,14 @@ class Rounds:
             return
         self._post = Round(POST)
         self._send(post)
-        if self.clients:
-            self._reasons[self._num_posted] = {table: reply.reason for table, reply in replies.items()}
-        self._num_posted += 1
         seconds = {table: self.early.pop(table) for table in replies if table in self.early}
         firsts = {table: reply for table, reply in replies.items() if reply.reason != _C.PUSHES}
-        self._rounds.extend(Round(POST, awaited) for awaited in (seconds, firsts) if awaited)
+        for awaited in (seconds, firsts):
+            if awaited:
+                self._begin(Round(POST, self._num_rounds, awaited))
         self.early.update({table: reply for table, reply in firsts.items() if reply.reason == _C.EARLY})
         for reply in replies.values():
             reply.packed.forget_pushes()
-
-    def poll(self) -> bool:
-        """Lets messages leave, and takes the posts that have arrived. Returns whether those of all clients have, as
-        many as this rank has sent."""
-        self.wire.publish()
-        for i, client in enumerate(self.clients):
-            while self._num_received[i] < self._num_posted and not self.is_broken:
-                message = self.wire.arrived(client, POST)
-                if message is None:
-                    break
-                reasons = self._reasons[self._num_received[i]]
-                self._num_received[i] += 1
-                if min(self._num_received) == self._num_received[i]:
-                    del self._reasons[self._num_received[i] - 1]
-                with self._breaking():
-                    for table, section in zip(self.sections.tables, self.sections.of(message)):
-                        if section[2] > section[1] and table is not None:
-                            table.take(i, section, reasons.get(table, _C.PUSHES))
-        return all(num == self._num_posted for num in self._num_received)
 
     # Rounds.
 
@@ -188,11 +214,15 @@ class Rounds:
         if round_ is not None and not round_.is_sent and table in round_.requests:
             self._send(round_)
         if round_ is None or round_.is_sent:
-            round_ = Round(REQUEST)
-            self._rounds.append(round_)
+            round_ = self._begin(Round(REQUEST, self._num_rounds))
         round_.requests[table], round_.replies[table] = reply.packed, reply
         if len(round_.requests) == self.num_tables:
             self._send(round_)
+        return round_
+
+    def _begin(self, round_: Round) -> Round:
+        self._rounds.append(round_)
+        self._num_rounds += 1
         return round_
 
     def check(self):
@@ -206,15 +236,14 @@ class Rounds:
             (self.receive if receives else self.serve)(self._rounds[-1])
 
     def serve(self, round_: Round):
-        """Serves the requests of all clients in this round and those before it."""
+        """Answers all clients in this round and those before it."""
         if round_.is_served:
             return
         if not round_.is_sent:
             self._send(round_)
         for earlier in list(self._rounds):
             if not earlier.is_served:
-                with self._breaking():
-                    self._serve(earlier)
+                self._serve(earlier)
                 for server in self.rails.servers:
                     self.wire.expect(server, REPLY)
                 earlier.is_served = True
@@ -224,37 +253,16 @@ class Rounds:
     def _serve(self, round_: Round):
         if not self.clients:
             return
-        lengths = self._requested(round_) if round_.tag == REQUEST else self._posted(round_)
-        messages, begins = self.sections.new(lengths, len(self.clients))
-        for table, places, words in zip(self.sections.tables, begins, lengths):
-            if table in round_.replies:
-                for i, place in enumerate(zip(messages, places, words)):
-                    table.server.write_reply(i, *place)
-        for client, message in zip(self.clients, messages):
-            self.wire.send(client, REPLY, message)
+        if not self._is_exact:  # the pushes of its clients are applied now, at this place of the rank's step
+            self._expect(round_.reasons)
+        wait_for(self.world, lambda: self.poll() and self.server.num_answered > round_.number, self._unserved)
 
-    def _requested(self, round_: Round) -> list[list[int]]:
-        """Takes the requests of a round. Returns the words of the replies of each table."""
-        requests = [self.sections.of(message) for message in self._receive_from(self.clients, REQUEST, {})]
-        lengths: list[list[int]] = []
-        for i, table in enumerate(self.sections.tables):
-            of_table, reply = [of_client[i] for of_client in requests], round_.replies.get(table)
-            for client, (_, begin, end) in zip(self.clients, of_table):
-                if (end > begin) != (reply is not None):  # a table takes part on some ranks only
-                    self.refuse(client, *(("uses", "does not") if end > begin else ("does not use", "does")))
-            lengths.append(table.serve(reply.reason, of_table) if reply is not None else [])
-        return lengths
-
-    def _posted(self, round_: Round) -> list[list[int]]:
-        """As _requested(), of posts, which poll() takes."""
-        what = "to write the table as often as it does"
-        wait_for(self.world, self.poll, lambda: f"for {ranks_text(self.clients)} {what}")
-        return [table.make_part() if table in round_.replies else [] for table in self.sections.tables]
-
-    def refuse(self, client: int, theirs: str, mine: str):
-        """Raises RuntimeError: this rank and a client make different calls."""
-        self.is_broken = True
-        raise RuntimeError(f"EmbeddingTable: rank {client} {theirs} while rank {self.world.rank} {mine}: {ALL_ALIKE}")
+    def _unserved(self) -> str:
+        missing = self.missing()
+        if missing:
+            return f"for {ranks_text(missing)} to read or write the table as often as it does"
+        others = [rank for rank in self.world.node_ranks if rank != self.world.rank]
+        return f"for {ranks_text(others)} to apply gradients"
 
     def receive(self, round_: Round):
         """Receives the replies of this round and those before it."""

@@ -28,6 +28,11 @@ class Sections:
         self.num_bytes += 8 * num_words
         return messages, begins
 
+    def count(self, message: np.ndarray):
+        """Counts a message that was made elsewhere."""
+        self.num_messages += 1
+        self.num_bytes += message.nbytes
+
     def of(self, message: np.ndarray) -> list[Section]:
         """The section of each table."""
         begin, found = len(self.tables), []

@@ -1,7 +1,7 @@
 """Windows: a Wire by one-sided calls, MPI_Put and MPI_Get, and a thread that answers requests.
 
 Both ways between a rank and a server are lines (cpp/wire/line.h) in the server's memory, of which the rank has mirrors:
-it puts its requests, and gets the replies. So a server calls MPI for nobody: its thread (cpp/wire/server.h) reads
+it puts its requests, and gets the replies. So a server calls MPI for nobody: a thread (cpp/wire/window_thread.h) takes
 requests from memory and writes replies into memory. A frame carries its checksum, so no head follows its bytes, and
 what is fetched too early is fetched again.
 """
@@ -49,17 +49,13 @@ class Windows:
             server: ClientLines(self._window, server, 2 * line_bytes * clients_of[server].index(world.rank), capacity)
             for server in rails.servers
         }
-        self._core = _C.Server(memory, capacity)
+        self._core = _C.WindowThread(lines.server, memory, capacity)
         weakref.finalize(self, self._core.stop)  # of a table that is dropped without close()
         self._free = at_exit(world, partial(free_window, self._window), self._core.stop)
         self._has_failed = False  # the thread has, and this rank has raised its error
         self._world = world
         world.receivers.add(self)
         self._is_posted = False  # operations since the last flush
-
-    def serve(self, tables: list):
-        self._core.serve(tables)
-        self._tables = tables  # must live as long
 
     def send(self, partner: int, tag: int, message: np.ndarray):
         self.receive_pending()

@@ -25,13 +25,15 @@ class Lines:
     to_servers, to_clients  tags of the lines from this rank to each of its servers, and to each of its clients; all
                             ranks have lines with these tags, so those to this rank come from its clients and servers
     length_of(begin)        words of the message that begins with these words (n,) int64; None if they are too few to
-                            tell"""
+                            tell
+    server                  answers what clients send, of a wire with a thread that calls it"""
 
     world: World
     rails: Rails
     to_servers: tuple[int, ...]
     to_clients: tuple[int, ...]
     length_of: Callable[[np.ndarray], int | None]
+    server: _C.Server | None = None
 
     @property
     def outgoing(self) -> list[tuple[int, int]]:
@@ -47,16 +49,12 @@ class Lines:
 class Wire(Protocol):
     """See above. The constructor takes Lines, and is collective.
 
-    has_thread  whether a thread of the wire receives and answers what clients send, so that this rank does not; False
-                for a wire of your own
+    has_thread  whether a thread of the wire receives what clients send and runs the server, so that this rank does not;
+                False for a wire of your own
     is_idle     whether everything sent has reached its receivers' memory"""
 
     has_thread: bool
     is_idle: bool
-
-    def serve(self, tables: list[_C.RoundServer | None]) -> None:
-        """The tables that a thread answers for, in the order of their sections, None for one that has left; called
-        again when they change. REQUIRES: no message is under way where tables are added."""
 
     def send(self, partner: int, tag: int, message: np.ndarray) -> None:
         """Sends a message (n,) int64, which must not be changed any more. Does not wait for the receiver: a part for

@@ -38,6 +38,7 @@
 #include "owner/step_reducer.h"
 #include "wire/ring_writer.h"
 #include "wire/round.h"
+#include "wire/server.h"
 
 namespace hetmpi {
 namespace {
@@ -67,6 +68,16 @@ bool throws(Call call) {
     return true;
   }
   return false;
+}
+
+template <typename Call>
+std::string error_of(Call call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
 }
 
 int64_t pick(Random& random, int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
@@ -960,7 +971,7 @@ struct OwnedRows {
         weight(num_rows * kDim, 0.0f),
         clock(num_rows, 0),
         touched(num_rows, 0),
-        directory(std::make_shared<Arithmetic>(Partition("range", num_rows, 1), 0)) {}
+        directory(std::make_shared<Directory>(Partition("range", num_rows, 1), 0)) {}
 
   Shard shard() {
     return {weight.data(), nullptr, clock.data(), touched.data(), num_rows, kDim, 0, nullptr, directory.get()};
@@ -1497,7 +1508,7 @@ void a_server_refuses_requests_that_are_too_short_or_name_keys_of_others(uint64_
   Owner own(1, 0, {}), other(1, 0, {});
   RingProducer ring = other.rings.producer(0);
   Tally of_own(own.rows.num_rows), of_other(own.rows.num_rows);
-  const Arithmetic of_others(Partition("range", 2 * own.rows.num_rows, 2), 1);
+  const Directory of_others(Partition("range", 2 * own.rows.num_rows, 2), 1);
   const auto server_of = [&](const Directory& directory) {
     const auto shard = [&](const OwnedRows& rows) {
       return NodeShard{rows.clock.data(), {rows.weight.data()}, &directory};
@@ -1709,6 +1720,138 @@ void an_early_request_is_refused_where_clocks_decide(uint64_t seed) {
   CHECK(server.apply() && server.reply_bytes(0) == 0);  // nothing of it was taken
 }
 
+// A message of one table.
+Words message_of(const std::vector<int64_t>& section) {
+  std::vector<int64_t> message{static_cast<int64_t>(section.size())};
+  message.insert(message.end(), section.begin(), section.end());
+  return words_of(std::move(message));
+}
+
+// A server of one node and owner, with three clients, and what it answers.
+struct ServerTrial {
+  Owner own{1, 0, {}};
+  RoundServer table{own.applier.get(),
+                    0,
+                    {NodeShard{own.rows.clock.data(), {own.rows.weight.data()}, own.rows.directory.get()}},
+                    std::vector<RoundServer::Rings>(3, {nullptr}),
+                    kSums,
+                    {kDim}};
+  Server server;
+  std::vector<std::vector<int64_t>> replies[3];  // to each client
+
+  explicit ServerTrial(bool in_rounds = true) : server({1, 2, 3}, 0, in_rounds) { server.set_tables({&table}); }
+
+  void proceed() {
+    server.proceed();
+    Words reply;
+    for (size_t i = 0; i < 3; ++i)
+      while (server.take(i, &reply)) replies[i].emplace_back(reply.at, reply.at + reply.num);
+  }
+};
+
+// Gradients, whose sum depends on their order, and the request of a client to one owner.
+std::vector<int64_t> request_to_one(Random& random, int64_t num_rows, int64_t reason = 1) {
+  const Batch batch = gradients(random, num_rows);
+  const auto num = static_cast<int64_t>(batch.keys.size());
+  const Clocks counts(num, 1), clocks(num, 0), known(num, kNoLine);
+  const Ints first{0, num};
+  const RouteView route{batch.order.data(), batch.keys.data(), first.data()};
+  const PushView push{0, route, {nullptr, clocks.data(), counts.data(), nullptr, batch.values.data()}, false};
+  const RoundRequest request(route, known.data(), {reason, kUnbounded, 0}, {push}, kSums, {kDim});
+  std::vector<int64_t> message(request.bytes({0}) / kWord);
+  request.write({0}, reinterpret_cast<uint8_t*>(message.data()));
+  return message;
+}
+
+void in_rounds_the_order_of_arrival_decides_nothing(uint64_t seed) {
+  Random random(seed);
+  constexpr int kRounds = 30;
+  ServerTrial first;
+  const int64_t num_rows = first.own.rows.num_rows;
+  std::vector<std::vector<int64_t>> sent[3];
+  for (int round = 0; round < kRounds; ++round)
+    for (auto& of_client : sent) of_client.push_back(request_to_one(random, num_rows));
+  for (int round = 0; round < kRounds; ++round) {
+    first.server.expect({1});
+    for (int i = 0; i < 3; ++i) first.server.put(i, message_of(sent[i][round]));
+    first.proceed();
+    CHECK(first.server.num_answered() == round + 1);
+  }
+  for (int trial = 0; trial < 20; ++trial) {
+    ServerTrial other;
+    size_t num_put[3] = {0, 0, 0};
+    int num_expected = 0;
+    while (other.server.num_answered() < kRounds) {
+      const int which = pick(random, 5);
+      if (which < 3 && num_put[which] < kRounds && once_in(random, 2))  // also ahead of other clients
+        other.server.put(which, message_of(sent[which][num_put[which]++]));
+      else if (which == 3 && num_expected < kRounds && once_in(random, 3))
+        other.server.expect({1}), ++num_expected;
+      else
+        other.proceed();
+      CHECK(other.server.num_answered() <= num_expected);  // nothing before this rank makes the call
+    }
+    other.proceed();
+    for (int i = 0; i < 3; ++i) CHECK(other.replies[i] == first.replies[i]);
+    CHECK(other.own.rows.weight == first.own.rows.weight && other.own.rows.clock == first.own.rows.clock);
+  }
+}
+
+void as_they_come_a_client_waits_for_no_other(uint64_t seed) {
+  Random random(seed);
+  ServerTrial trial(false);
+  for (int round = 0; round < 20; ++round) {
+    trial.server.put(1, message_of(request_to_one(random, trial.own.rows.num_rows)));
+    CHECK(!trial.server.is_free(1) && trial.server.is_free(0));
+    trial.proceed();
+    CHECK(trial.replies[1].size() == static_cast<size_t>(round) + 1 && trial.server.is_free(1));
+  }
+  CHECK(trial.replies[0].empty() && trial.server.num_answered() == 0);
+}
+
+void another_call_of_a_client_is_refused(uint64_t seed) {
+  Random random(seed);
+  const std::map<std::pair<int64_t, int64_t>, std::string> texts = {
+      {{0, 2}, "rank 2 reads a batch that was not announced while rank 0 flushes"},
+      {{1, kPushes}, "rank 2 announces a batch while rank 0 announces none"},
+      {{3, kNoSection}, "rank 2 uses a table while rank 0 does not use the table"},
+  };
+  for (const auto& [reasons, text] : texts) {
+    const auto [theirs, ours] = reasons;
+    ServerTrial trial;
+    trial.server.expect({ours});
+    for (int i = 0; i < 3; ++i) {
+      const int64_t reason = i == 1 ? theirs : ours;
+      const bool has_section = reason != kNoSection;
+      trial.server.put(i, has_section ? message_of(request_to_one(random, 20, reason)) : words_of({0}));
+    }
+    CHECK(error_of([&] { trial.server.proceed(); }).find(text) != std::string::npos);
+  }
+}
+
+void a_server_refuses_messages_that_are_not_whole(uint64_t seed) {
+  Random random(seed);
+  const std::vector<int64_t> section = request_to_one(random, 20);
+  const auto num = static_cast<int64_t>(section.size());
+  for (const int64_t length : {num + 1, int64_t{-1}, INT64_MAX, INT64_MIN, num - 1}) {
+    ServerTrial trial(false);
+    std::vector<int64_t> message{length};
+    message.insert(message.end(), section.begin(), section.end());
+    trial.server.put(0, words_of(message));
+    CHECK(throws<std::out_of_range>([&] { trial.server.proceed(); }));
+  }
+  ServerTrial trial(false);
+  trial.server.put(0, words_of({}));
+  CHECK(throws<std::out_of_range>([&] { trial.server.proceed(); }));
+  std::vector<int64_t> wrong = section;
+  for (const int64_t reason : {int64_t{5}, int64_t{-2}, INT64_MAX}) {
+    wrong[0] = reason;
+    ServerTrial of_reason(false);
+    of_reason.server.put(0, message_of(wrong));
+    CHECK(throws<std::out_of_range>([&] { of_reason.server.proceed(); }));
+  }
+}
+
 void reducer_sums_in_an_order_of_ranks(uint64_t seed) {
   for (int64_t own_rank = 0; own_rank < kRanks; ++own_rank) {
     ReducerTrial trial(own_rank, seed + own_rank);
@@ -1771,6 +1914,10 @@ void run_all(uint64_t seed) {
   RUN(rows_that_nobody_reads_before_come_early_and_once);
   RUN(an_early_request_is_refused_where_clocks_decide);
   RUN(rank_sums_have_the_bits_of_their_definition);
+  RUN(in_rounds_the_order_of_arrival_decides_nothing);
+  RUN(as_they_come_a_client_waits_for_no_other);
+  RUN(another_call_of_a_client_is_refused);
+  RUN(a_server_refuses_messages_that_are_not_whole);
   RUN(reducer_sums_in_an_order_of_ranks);
   RUN(reducer_refuses_other_steps_and_rows_that_are_not_there);
 #undef RUN

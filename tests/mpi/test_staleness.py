@@ -687,7 +687,7 @@ def owner_of(core, weight, state, mean_square=None):
     if mean_square is None:
         mean_square = np.empty((num_rows, 0), np.float32)
     clocks, touched = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8)
-    rings, directory = np.zeros((0, 4096), np.uint8), _C.Arithmetic(make_partition("range", num_rows, 1), 0)
+    rings, directory = np.zeros((0, 4096), np.uint8), _C.Directory(make_partition("range", num_rows, 1), 0)
     return _C.PushApplier(rings, weight, state, clocks, touched, mean_square, directory, core)
 
 

@@ -3,8 +3,10 @@ ranks, of a node each."""
 
 import numpy as np
 import pytest
+import torch
 from toy_wire import Pickled
 
+from hetmpi import CacheSettings, EmbeddingTable, RowOptimizer, Staleness
 from hetmpi.wire.messages import Messages
 from hetmpi.wire.rails import Rails
 from hetmpi.wire.wire import Lines
@@ -79,3 +81,24 @@ def test_what_is_published_arrives_without_another_call_of_its_sender(far, make)
     far.meet("for all ranks")
     assert wire.is_idle
     wire.free()
+
+
+NUM_ROWS, DIM = 40_000, 8
+NUMS = [0, 1, 5, 4, 30_000, 29_000, 3, 1, 0, 12_000]
+
+
+@pytest.mark.parametrize("exchange", ["messages", "windows", "toy_wire.Pickled"])
+@pytest.mark.parametrize("staleness", [0, 10])
+def test_requests_of_any_length_bring_their_rows_by_every_wire(world, far, exchange, staleness):
+    """Up to a megabyte, which windows send in pieces, and nothing at all; each rank in an order of its own."""
+    made = {"optimizer": RowOptimizer("sgd", 0.5), "seed": 5, "init_std": 1.0, "cache": CacheSettings(0)}
+    near = EmbeddingTable(world, NUM_ROWS, DIM, **made)
+    table = EmbeddingTable(far, NUM_ROWS, DIM, staleness=Staleness(staleness), exchange=exchange, **made)
+    random = np.random.default_rng(far.rank)
+    for num in random.permutation(NUMS).tolist():
+        keys = torch.from_numpy(random.permutation(NUM_ROWS)[:num])
+        assert torch.equal(table.read(keys), near.peek(keys))
+        table.write(keys[:0], torch.empty(0, DIM))  # the next read waits for the step of all ranks
+    table.flush()
+    table.close()
+    near.close()

@@ -12,9 +12,6 @@ class Pickled:
     def __init__(self, lines):
         self._comm, self._sent = lines.world.comm.Dup(), []
 
-    def serve(self, tables):
-        """No effect."""
-
     def send(self, partner, tag, message):
         self._sent.append(self._comm.isend(message, partner, tag))
 

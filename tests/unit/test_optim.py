@@ -52,7 +52,7 @@ def rows_after(grads, touched, lr, rule="adam", **settings):
     rule = RowOptimizer(rule, lr, **settings).core(dim)
     weight, state = np.zeros((num_rows, dim), np.float32), np.zeros((num_rows, rule.state_dim), np.float32)
     clock, marks, rows = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8), []
-    directory = _C.Arithmetic(_C.Partition("range", num_rows, 1), 0)
+    directory = _C.Directory(_C.Partition("range", num_rows, 1), 0)
     rings, applied = np.zeros((1, 4096), np.uint8), np.zeros(1, np.int64)
     owner = _C.StepReducer(rings, 0, weight, state, clock, marks, directory, applied)
     for step, (grad, touch) in enumerate(zip(grads, touched), start=1):
@@ -131,7 +131,7 @@ def test_l1_acts_on_first_rows_in_their_first_step_and_not_before():
     clock, marks, directory = (
         np.zeros(2, np.int32),
         np.zeros(2, np.uint8),
-        _C.Arithmetic(_C.Partition("range", 2, 1), 0),
+        _C.Directory(_C.Partition("range", 2, 1), 0),
     )
     rings, applied = np.zeros((1, 4096), np.uint8), np.zeros(1, np.int64)
     owner = _C.StepReducer(rings, 0, weight, state, clock, marks, directory, applied)

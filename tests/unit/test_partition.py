@@ -65,13 +65,13 @@ def test_a_directory_knows_the_rows_of_its_owner_and_refuses_other_keys(name, nu
     keys = np.arange(num_rows)
     owner, row = partition.locate(keys)
     for rank in range(size):
-        directory = _C.Arithmetic(partition, rank)
+        directory = _C.Directory(partition, rank)
         assert directory.rows_of(keys[owner == rank]).tolist() == row[owner == rank].tolist()
     rank = data.draw(st.integers(0, size - 1))
     mine = set(keys[owner == rank].tolist())
     for key in {-1, num_rows, int(data.draw(st.sampled_from(keys)))} - mine:
         with pytest.raises(IndexError, match=f"rank {rank} does not own key {key}"):
-            _C.Arithmetic(partition, rank).rows_of(np.array([key]))
+            _C.Directory(partition, rank).rows_of(np.array([key]))
 
 
 @given(names, st.lists(st.integers(0, 499), unique=True), st.integers(1, 7), st.randoms())
