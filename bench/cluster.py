@@ -12,19 +12,17 @@ first, except at s >= 1.
 
 Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_vs_floor_by_horovod": x, "s100_wait_vs_uncached":
 x, "s100_vs_torchrec": x (samples/s, above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "10": n, ...},
-"step_ms": {...}, "wait_ms": {...}, "processor_ms": {...}, "split": {contender: {part: ms}}, "ahead_rate": x (of the
-rows of other hosts, those that came a step early; null by windows), "exchange": {contender: [name, ...]}}, where s100
-is the last of `bounds`, and exchange is the transport in use, which each run with auto selects again. Bytes are those
-of all ranks, processor times those of one rank. A peer that fails, of memory for example, is skipped with its reason.
+"step_ms": {...}, "wait_ms": {...}, "processor_ms": {...}, "split": {contender: {part: ms}}, "exchange": {contender:
+[name, ...]}}, where s100 is the last of `bounds`, and exchange is the transport in use, which each run with auto
+selects again. Bytes are those of all ranks, processor times those of one rank. A peer that fails, of memory for
+example, is skipped with its reason.
 """
 
 import json
 import sys
 from importlib.util import find_spec
 
-import numpy as np
-from race.problem import SAMPLED, Problem
-from race.turns import after_warmup, check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
+from race.turns import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
 from workload import key_of, parse
 
 from hetmpi.spans import PARTS
@@ -57,10 +55,9 @@ def main():
     launcher = on_hosts(settings["hosts"], settings["rate"], settings["ranks_per_host"])
     with made_problem(settings, settings["hosts"] * settings["ranks_per_host"]) as folder:
         runs = race(launcher, folder, contenders_of(settings, peers), settings)
-        unread = None if settings["net"] in SAMPLED else share_unread(Problem(folder))
     check_losses(runs, settings)
     show(runs, settings)
-    show_ahead(runs, settings, unread)
+    show_ahead(runs, settings)
     print(json.dumps(figures(runs, settings, peers)))
 
 
@@ -73,8 +70,8 @@ def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
     return {
         "floor": of_floor,
         **({"floor by Horovod": [f"{dense}horovod"]} if find_spec("horovod") else {}),
-        "hetmpi late": [*ours, "table.round_steps=0"],
-        "hetmpi uncached": [*ours, "table.round_steps=1"],
+        "hetmpi late": [*ours, "table.look_ahead=false"],
+        "hetmpi uncached": [*ours, "table.look_ahead=true"],
         **{f"hetmpi s = {key_of(s)}": [f"table.staleness={key_of(s)}", *cached] for s in settings["bounds"]},
         **{peer: of_floor if peer == "local" else [] for peer in peers},
     }
@@ -104,32 +101,13 @@ def show(runs: dict, settings: dict):
         )
 
 
-def share_unread(problem: Problem) -> float:
-    """Mean share of the keys of a rank's batch that no rank has in the step before."""
-    shares = []
-    for step in range(1, min(problem.steps, 20)):
-        before = np.unique(problem.ids[step - 1])
-        shares += [1 - np.isin(np.unique(of_rank), before).mean() for of_rank in problem.ids[step]]
-    return float(np.mean(shares))
-
-
-def show_ahead(runs: dict, settings: dict, unread: float | None):
-    """Prints what look-ahead brings at s = 0. unread: as of share_unread()."""
+def show_ahead(runs: dict, settings: dict):
+    """Prints what look-ahead brings at s = 0."""
     late, ahead = (
         sum(median_of(runs[name], f"{part}_ms", settings) for part in ("drain", "fetch", "allreduce"))
         for name in ("hetmpi late", "hetmpi uncached")
     )
-    came = ahead_rate(runs, settings)
-    text = "" if unread is None else f" (of all keys of a batch {unread:.1%} are in no batch of the step before)"
-    if came is not None:
-        print(f"\ncame a step early at s = 0: {came:.1%} of the rows of other hosts{text}")
-    print(f"waits for rows, gradients and the allreduce: {late:.2f} ms without look-ahead, {ahead:.2f} with it")
-
-
-def ahead_rate(runs: dict, settings: dict) -> float | None:
-    """Share of the rows of other hosts that came a step early, of runs by messages; None without such a run."""
-    by_messages = [run for run in runs["hetmpi uncached"] if None not in after_warmup(run["ahead_rate"], settings)]
-    return median_of(by_messages, "ahead_rate", settings) if by_messages else None
+    print(f"\nwaits for rows, gradients and the allreduce: {late:.2f} ms without look-ahead, {ahead:.2f} with it")
 
 
 def processor_ms(results: list[dict], settings: dict) -> float:
@@ -161,7 +139,6 @@ def figures(runs: dict, settings: dict, peers: list[str]) -> dict:
             name: processor_ms(results, settings) for name, results in runs.items() if "main_cpu_ms" in results[0]
         },
         "split": {name: {part: median_of(r, f"{part}_ms", settings) for part in PARTS} for name, r in ours.items()},
-        "ahead_rate": ahead_rate(runs, settings),
         "exchange": {name: sorted({result["exchange"] for result in results}) for name, results in ours.items()},
         "settings": settings,
     }

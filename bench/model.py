@@ -22,7 +22,7 @@ for P ranks on N nodes. The ranks of a node share its link of `rates` Gb/s; rate
                 s >= 1 rows and clocks for the next reads, m times as much in one step of m and none in the others.
                 Requests, and pushes at s >= 1, are sent during computation
     write       the time of a write to the table, which overlaps with the allreduce
-    m           steps that one round serves (table.round_steps): 1 at s = 0
+    m           steps that one round serves (table.batches_per_pull): 1 at s = 0
     k           ranks per core where ranks outnumber cores, as on the hosts of this machine; 1 on a cluster
 
 Both exchanges are by messages. K keys of a batch, rows fetched and gradient sums pushed per step are expected values
@@ -45,7 +45,7 @@ from workload import key_of, parse
 
 from hetmpi import _C
 from hetmpi.data.synthetic import Synthetic, Zipf
-from hetmpi.run.build import auto_round_steps
+from hetmpi.run.build import default_per_pull
 from hetmpi.spans import PARTS
 from hetmpi.world.cores import usable_cores
 
@@ -187,9 +187,9 @@ class Law:
         self.lines = round(settings["cache"] / 100 * len(self.chance))
         self.settings, self.num_fields = settings, len(rows)
 
-    def round_steps(self, batch: int) -> int:
+    def batches_per_pull(self, batch: int) -> int:
         """Steps that one round serves."""
-        return auto_round_steps(self.settings["s"], self.lines, batch * self.num_fields)
+        return default_per_pull(self.settings["s"], self.lines, batch * self.num_fields)
 
     @functools.cache
     def used(self, batch: int) -> np.ndarray:
@@ -286,7 +286,7 @@ class Model:
         each = self.constants["crowded_allreduce_ms" if crowd > 1 else "allreduce_ms"]
         allreduce = max(crowd * each * math.log2(ranks), reduced)
         traffic, write = self.traffic(kind, batch, ranks, on_node, step), self.write_ms(kind, batch, ranks, on_node)
-        steps = self.law.round_steps(batch) if kind == "hetmpi s >= 1" else 1
+        steps = self.law.batches_per_pull(batch) if kind == "hetmpi s >= 1" else 1
         with_rows, without = (
             max(0.0, allreduce + 1000 * num_bytes / rate - crowd * write) for num_bytes in (steps * traffic.beside, 0)
         )
@@ -310,7 +310,7 @@ class Model:
             keys = self.law.used(batch * on_node).sum() / on_node
             return Traffic(share * keys * (row + 8 + row), share * keys * row, share * keys * (8 + row))
         fetched, left = self.law.cached(batch, 10**6 if step is None else step)
-        steps = self.law.round_steps(batch)
+        steps = self.law.batches_per_pull(batch)
         clocks = 4 * self.law.used(batch * steps).sum() / steps
         return Traffic(share * (clocks + row * fetched + (16 + row) * left), 0, share * (clocks + row * fetched))
 

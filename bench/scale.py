@@ -2,7 +2,7 @@
 ranks exchange messages as ranks of different machines do.
 
     ./run.sh bench scale [ranks=2,4,8,16,32] [ranks_per_node=4] [s=0,100] [tables=1] [batch=128] [dim=32] [scale=0.1]
-                         [steps=40] [warmup=20] [exchange=messages] [round_steps=4]
+                         [steps=40] [warmup=20] [exchange=messages] [batches_per_pull=4]
 
 ranks_per_node: 0 for the nodes as they are: slurm/scale.sbatch measures so on a cluster.
 
@@ -28,7 +28,7 @@ from workload import mpiexec, naps, parse
 
 SETTINGS = {
     "ranks": [2, 4, 8, 16, 32], "ranks_per_node": 4, "s": [0, 100], "tables": 1, "batch": 128, "dim": 32, "scale": 0.1,
-    "steps": 40, "warmup": 20, "exchange": "messages", "round_steps": 4,
+    "steps": 40, "warmup": 20, "exchange": "messages", "batches_per_pull": 4,
 }  # fmt: skip
 BASE = 4  # ranks that growth is relative to
 FIGURES = ("main_ms", "poll_ms", "all_ms", "messages", "node_bytes", "mailbox_bytes", "start_s", "calls")
@@ -102,7 +102,7 @@ def time_steps(world, settings, s) -> dict:
     ones = {name: torch.full((max(map(len, of_table)), settings["dim"]), 1 / 64) for name, of_table in keys.items()}
     step_keys = [{name: of_table[i] for name, of_table in keys.items()} for i in range(len(next(iter(keys.values()))))]
 
-    ahead = settings["round_steps"]
+    ahead = settings["batches_per_pull"]
 
     def step(i):
         group.read(step_keys[i])
@@ -178,7 +178,7 @@ def made_tables(world, settings, s):
     return TableGroup({
         name: EmbeddingTable(
             world, num_rows, settings["dim"], RowOptimizer("sgd", 1.0), init_std=0.0, name=name,
-            exchange=settings["exchange"], round_steps=settings["round_steps"], **cached,
+            exchange=settings["exchange"], batches_per_pull=settings["batches_per_pull"], **cached,
         )
         for name, num_rows in rows_of(settings).items()
     })  # fmt: skip

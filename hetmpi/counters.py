@@ -18,8 +18,6 @@ class Counters:
     evicted      evicted lines
     pushed       gradient sums sent to owners, including this rank
     clock_bytes, row_bytes, push_bytes  clocks and rows (with their mean squares) fetched, gradients sent
-    asked_ahead  rows of other nodes that were asked for a step early at s = 0; came_ahead: of these, those that came a
-                 step early, as nobody read them in the step between
     pages_read, pages_written  of this rank's rows on disk (table.store=file); disk_steps: steps in which this rank's
                  main thread has waited for a disk
     """
@@ -33,8 +31,6 @@ class Counters:
     clock_bytes: int = 0
     row_bytes: int = 0
     push_bytes: int = 0
-    asked_ahead: int = 0
-    came_ahead: int = 0
     pages_read: int = 0
     pages_written: int = 0
     disk_steps: int = 0
@@ -47,11 +43,6 @@ class Counters:
     def hit_rate(self) -> float | None:
         """Hits as a share of the keys that may be cached; None if there were none."""
         return self._share(self.hits)
-
-    @property
-    def ahead_rate(self) -> float | None:
-        """came_ahead as a share of asked_ahead; None if there were none."""
-        return self.came_ahead / self.asked_ahead if self.asked_ahead else None
 
     @property
     def stale_rate(self) -> float | None:

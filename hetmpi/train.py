@@ -480,11 +480,12 @@ class Training:
         )
 
     def _choice(self) -> list[str]:
-        """The transport between nodes, its reason and the steps of a round, one line per table, if table.exchange=auto
-        had a choice."""
+        """The transport between nodes, the batches that are announced and the reason, one line per table, if
+        table.exchange=auto had a choice."""
+        ahead = "true" if build.batches_ahead(self.config, self.tables) else "false"
         return [
-            f"table.exchange={table.client.transport.name} "
-            f"table.round_steps={build.round_steps_used(self.config, table)}: {table.client.why}"
+            f"table.exchange={table.client.transport.name} table.look_ahead={ahead} "
+            f"table.batches_per_pull={table.client.context.batches_per_pull}: {table.client.why}"
             for table in self.tables.values()
             if table.client.why is not None
         ]
@@ -585,7 +586,8 @@ class Training:
             "is_one_node": self.world.is_one_node,
             "device": self.device.type,
             "exchange": next(iter(self.tables.values())).client.transport.name,
-            "round_steps": build.round_steps_used(self.config, next(iter(self.tables.values()))),
+            "look_ahead": build.batches_ahead(self.config, self.tables) > 0,
+            "batches_per_pull": next(iter(self.tables.values())).client.context.batches_per_pull,
             "dense_exchange": "mpi" if isinstance(self.hvd, MpiReductions) else "horovod",
             "steps": self.steps,
             "first_step": self.start.step,  # the figures below are of the steps after it

@@ -133,7 +133,7 @@ if [[ -n $WHEELS ]]; then
   check bench_step bench_step "$PEERS"
   check kernels bench kernels "${STEP[@]}"
   check loader_threads bench_variant loader.threads=2
-  check no_requests_ahead bench_variant table.round_steps=0
+  check no_requests_ahead bench_variant table.look_ahead=false
   check switches switches
   check two_ranks bench_two_ranks
 fi

@@ -172,7 +172,6 @@ def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
             "pulled_bytes",
             "pushed_bytes",
             "hit_rate",
-            "ahead_rate",
             *(f"{part}_ms" for part in PARTS),
         )
         figures = {name: [line[name] for line in lines] for name in kept}

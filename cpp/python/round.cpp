@@ -88,7 +88,7 @@ class PyRoundRequest {
       core_.read_clocks(owners_[i], found.at(i).at, found[i].size, clocks, mask);
   }
 
-  int64_t place(const std::vector<Section>& replies, std::vector<Array<float>> outs) const {
+  void place(const std::vector<Section>& replies, std::vector<Array<float>> outs) const {
     std::vector<float*> places;
     for (size_t a = 0; a < dims_.size(); ++a) {
       check_shape(outs.at(a), "out", {num_, dims_[a]});
@@ -96,10 +96,7 @@ class PyRoundRequest {
     }
     const std::vector<Bytes> found = all_bytes(replies);
     py::gil_scoped_release release;
-    int64_t num_rows = 0;
-    for (size_t i = 0; i < owners_.size(); ++i)
-      num_rows += core_.place(owners_[i], found.at(i).at, found[i].size, places);
-    return num_rows;
+    for (size_t i = 0; i < owners_.size(); ++i) core_.place(owners_[i], found.at(i).at, found[i].size, places);
   }
 
  private:
@@ -129,8 +126,6 @@ class PyRoundRequest {
 
 void bind_round(py::module_& m) {
   m.attr("PUSHES") = kPushes;
-  m.attr("EARLY") = kEarly;
-  m.attr("NUM_MARKS") = kNumMarks;
   m.def("new_messages", &new_messages, py::arg("lengths"), py::arg("num"),
         "Messages to `num` partners, to be filled; the begin of each table's section in each; the words of all.");
   py::class_<RouteArrays>(m, "RouteArrays", "The arrays of a Route (hetmpi/owner/route.py).")
@@ -144,16 +139,11 @@ void bind_round(py::module_& m) {
                        bool ends_step) { return PushArrays{step, route, values, clocks, counts, steps, ends_step}; }),
            py::arg("step"), py::arg("route"), py::arg("values").noconvert(), py::arg("clocks").noconvert(),
            py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("ends_step"));
-  py::class_<ShardArrays>(
-      m, "ShardArrays",
-      "A shard of this node: clock (n,), the arrays (n, width) of a row, marks (NUM_MARKS or 0, n) uint8.")
+  py::class_<ShardArrays>(m, "ShardArrays", "A shard of this node: clock (n,), the arrays (n, width) of a row.")
       .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays, const Directory* directory,
-                       Array<uint8_t> marks, const RowFile* file) {
-             check_shape(marks, "marks", {-1, clock.shape(0)});
-             return ShardArrays{clock, arrays, directory, marks, file};
-           }),
-           py::arg("clock").noconvert(), py::arg("arrays"), py::arg("directory").none(false),
-           py::arg("marks").noconvert(), py::arg("file") = nullptr, py::keep_alive<1, 4>(), py::keep_alive<1, 6>());
+                       const RowFile* file) { return ShardArrays{clock, arrays, directory, file}; }),
+           py::arg("clock").noconvert(), py::arg("arrays"), py::arg("directory").none(false), py::arg("file") = nullptr,
+           py::keep_alive<1, 4>(), py::keep_alive<1, 5>());
 
   py::class_<PyRoundRequest>(m, "RoundRequest", "The requester's side of a table's round (cpp/wire/round.h).")
       .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t, int64_t,
@@ -166,7 +156,7 @@ void bind_round(py::module_& m) {
       .def("read_clocks", &PyRoundRequest::read_clocks, py::arg("replies"), py::arg("versions").noconvert(),
            py::arg("fetched").noconvert())
       .def("place", &PyRoundRequest::place, py::arg("replies"), py::arg("outs"),
-           "Copies the rows in replies, or a part of each, to their positions; returns their number.");
+           "Copies the rows in replies to their positions.");
   py::class_<PyRoundServer>(m, "RoundServer", "The owners' side of a table's round (cpp/wire/round.h).")
       .def(py::init<PyPushApplier*, size_t, const std::vector<ShardArrays>&, const std::vector<RoundServer::Rings>&,
                     RecordFormat, const std::vector<Array<int64_t>>&>(),
@@ -174,9 +164,7 @@ void bind_round(py::module_& m) {
            py::arg("applied"), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(),
            py::keep_alive<1, 7>())
       .def("has_applied", &PyRoundServer::has_applied, py::arg("step"),
-           "Whether the owners of the node have applied so many steps.")
-      .def("mark", &PyRoundServer::mark, py::arg("route"), py::arg("owners"), py::arg("step"),
-           "Marks the rows of this node's keys in a route, which this rank reads after `step` steps.");
+           "Whether the owners of the node have applied so many steps.");
 }
 
 }  // namespace hetmpi

@@ -47,8 +47,7 @@ struct ShardArrays {
   Array<int32_t> clock;
   std::vector<Array<float>> arrays;  // of a row
   const Directory* directory;
-  Array<uint8_t> marks;  // (kNumMarks, num_rows), or (0, num_rows)
-  const RowFile* file;   // has the first of the arrays, which has no rows then; or null
+  const RowFile* file;  // has the first of the arrays, which has no rows then; or null
 };
 
 class PyRoundServer {
@@ -58,11 +57,6 @@ class PyRoundServer {
                 const std::vector<Array<int64_t>>& applied)
       : core_(applier ? &applier->core() : nullptr, own, views(shards), rings, format, dims_of(shards.at(own)),
               numbers(applied)) {}
-
-  void mark(const RouteArrays& route, const std::vector<int64_t>& owners, int64_t step) {
-    const RouteView view = route.view();
-    core_.mark(view, owners, step);
-  }
 
   bool has_applied(int64_t step) const { return core_.has_applied(step); }
   RoundServer& core() { return core_; }
@@ -89,8 +83,7 @@ class PyRoundServer {
         check_shape(array, "array", {is_in_file ? 0 : shard.clock.shape(0), -1});
         arrays.push_back(array.data());
       }
-      uint8_t* marks = shard.marks.shape(0) == 0 ? nullptr : const_cast<uint8_t*>(shard.marks.data());
-      found.push_back({shard.clock.data(), arrays, shard.directory, marks, shard.marks.shape(1), shard.file});
+      found.push_back({shard.clock.data(), arrays, shard.directory, shard.file});
     }
     return found;
   }

@@ -5,17 +5,12 @@
 // request   RequestHeader; OwnerCounts of each owner of the node; then for each owner the records pushed to it
 //           (cpp/owner/ring.h), keys (n) int64, and if the request has clocks, the clocks of the requester's copies (n)
 //           int32
-// reply     for each owner, if the request has clocks, the clocks (n) int32 of the requested keys, otherwise a bit for
-//           each of them: whether the reply has its row; then of the m rows that it has (with clocks: by is_wanted())
-//           each array of a row: weight (m, dim) float32, ...
+// reply     for each owner, if the request has clocks, the clocks (n) int32 of the requested keys; then of the rows
+// that
+//           it has (with clocks: by is_wanted(), otherwise all n) each array of a row: weight (m, dim) float32, ...
 //
-// Every array is padded to whole words of 8 bytes. Owners are in the order of their ranks.
-//
-// A request without clocks asks for rows as they are after a number of steps. It may come a step early: for rows after
-// step t + 1, with the gradients of step t. Then it gets a reply in two parts. The first, once step t is applied, has
-// the rows that nobody reads in step t + 1, as marks in the shards tell. The second, once step t + 1 is applied, has
-// the other rows, and those whose clock has changed since the first. So marks decide when a row is sent, and the clock
-// that it is the right one.
+// Every array is padded to whole words of 8 bytes. Owners are in the order of their ranks. A request without clocks
+// asks for rows as they are after a number of steps.
 #pragma once
 
 #include <algorithm>
@@ -42,9 +37,8 @@ struct RequestHeader {
   int64_t step;    // for others: steps that the rows must have
 };
 constexpr int64_t kPushes = -1;
-constexpr int64_t kEarly = 4;  // for a request a step early, whose reply has two parts
-constexpr const char* kReasonTexts[] = {"reads a batch that was not announced", "announces a batch", "flushes", "peeks",
-                                        "announces the batch after the next"};
+constexpr const char* kReasonTexts[] = {"reads a batch that was not announced", "announces a batch", "flushes",
+                                        "peeks"};
 constexpr int64_t kNumReasons = std::size(kReasonTexts);
 
 struct OwnerCounts {
@@ -55,8 +49,11 @@ struct OwnerCounts {
 constexpr int64_t kWord = sizeof(int64_t);
 inline int64_t whole_words(int64_t bytes) { return (bytes + kWord - 1) / kWord * kWord; }
 
-inline int64_t bit_bytes(int64_t num_bits) { return (num_bits + 63) / 64 * kWord; }
-inline bool has_bit(const uint64_t* bits, int64_t i) { return bits[i / 64] >> (i % 64) & 1; }
+// The end of an array of so many bytes, padded to whole words.
+inline uint8_t* padded(uint8_t* array, int64_t bytes) {
+  std::memset(array + bytes, 0, whole_words(bytes) - bytes);
+  return array + whole_words(bytes);
+}
 
 // HET's second condition, c_g <= c_c + s, evaluated at owner and requester alike: whether the reply has the row.
 // known: c_c of the requester's line, kNoLine without one; clock: c_g.
@@ -125,7 +122,7 @@ class RoundRequest {
       if (known_ == nullptr) continue;
       auto* known = reinterpret_cast<int32_t*>(at);
       for (int64_t i = 0; i < n; ++i) known[i] = known_[pull_.order[begin + i]];
-      at += whole_words(sizeof(int32_t) * n);
+      at = padded(at, sizeof(int32_t) * n);
     }
   }
 
@@ -154,40 +151,28 @@ class RoundRequest {
     return at;
   }
 
-  // Copies the rows in a reply, or a part of one, to their positions: outs[a] (n, dims[a]) for each array of a row;
-  // after read_clocks if the request has clocks. Returns the number of rows. Throws std::out_of_range if the reply to a
-  // request without clocks is shorter than its contents.
-  int64_t place(const std::vector<int64_t>& owners, const uint8_t* reply, int64_t size,
-                const std::vector<float*>& outs) const {
+  // Copies the rows in a reply to their positions: outs[a] (n, dims[a]) for each array of a row; after read_clocks if
+  // the request has clocks. Throws std::out_of_range if the reply to a request without clocks is shorter than its
+  // contents.
+  void place(const std::vector<int64_t>& owners, const uint8_t* reply, int64_t size,
+             const std::vector<float*>& outs) const {
     const uint8_t* const end = reply + size;
-    int64_t num_placed = 0;
     for (const int64_t owner : owners) {
       const int64_t n = pull_.num(owner), *order = pull_.order + pull_.first[owner];
       const auto* clocks = reinterpret_cast<const int32_t*>(reply);
-      const auto* bits = reinterpret_cast<const uint64_t*>(reply);
-      int64_t num_rows = 0;
-      if (known_) {
-        reply += whole_words(sizeof(int32_t) * n);
-      } else {
-        check_end(bit_bytes(n), end - reply);
-        reply += bit_bytes(n);
-        for (int64_t i = 0; i < n; ++i) num_rows += has_bit(bits, i);
-        for (const int64_t dim : dims_) check_end(whole_words(sizeof(float) * num_rows * dim), end - reply);
-      }
+      if (known_) reply += whole_words(sizeof(int32_t) * n);
       for (size_t a = 0; a < dims_.size(); ++a) {
-        const auto* value = reinterpret_cast<const float*>(reply);
-        num_rows = 0;
+        const int64_t num_bytes = sizeof(float) * dims_[a];
+        if (!known_) check_end(whole_words(num_bytes * n), end - reply);
+        int64_t num_rows = 0;
         for (int64_t i = 0; i < n; ++i) {
-          if (known_ ? !is_wanted(known_[order[i]], clocks[i], header_.bound) : !has_bit(bits, i)) continue;
-          std::memcpy(outs[a] + order[i] * dims_[a], value, sizeof(float) * dims_[a]);
-          value += dims_[a];
+          if (known_ && !is_wanted(known_[order[i]], clocks[i], header_.bound)) continue;
+          std::memcpy(outs[a] + order[i] * dims_[a], reply + num_rows * num_bytes, num_bytes);
           ++num_rows;
         }
-        reply += whole_words(sizeof(float) * num_rows * dims_[a]);
+        reply += whole_words(num_bytes * num_rows);
       }
-      num_placed += num_rows;
     }
-    return num_placed;
   }
 
   static void check_end(int64_t at, int64_t size) {
@@ -224,28 +209,12 @@ class RoundRequest {
   std::vector<int64_t> dims_;
 };
 
-// A server may still need the marks of step t when a rank without clients already marks what it reads in t + 2.
-constexpr int64_t kNumMarks = 3;
-
 // A shard in this node's memory, as a server reads it.
 struct NodeShard {
   const int32_t* clock;              // (num_rows)
   std::vector<const float*> arrays;  // (num_rows, dims[a]) of each array of a row, numbers of 4 bytes
   const Directory* directory;
-  uint8_t* marks = nullptr;       // (kNumMarks, num_rows), by the number of steps; null where none are kept
-  int64_t num_rows = 0;           // of marks
   const RowFile* file = nullptr;  // has the first of the arrays, which is null then
-
-  // Marks a row as read after so many steps, by any rank. Marks repeat, so an old one may look like a new one.
-  void mark(int64_t row, int64_t step) const {
-    __atomic_store_n(marks + step % kNumMarks * num_rows + row, mark_of(step), __ATOMIC_RELAXED);
-  }
-  bool is_marked(int64_t row, int64_t step) const {
-    return __atomic_load_n(marks + step % kNumMarks * num_rows + row, __ATOMIC_RELAXED) == mark_of(step);
-  }
-
- private:
-  static uint8_t mark_of(int64_t step) { return 1 + step / kNumMarks % 255; }
 };
 
 // The side of the owners of a node, which one of them, the server, takes for the requests of some other ranks, its
@@ -266,8 +235,7 @@ class RoundServer {
         format_(format),
         dims_(std::move(dims)),
         applied_(std::move(applied)),
-        replies_(rings_.size()),
-        early_(rings_.size()) {}
+        due_(rings_.size()) {}
 
   // Takes the request of a client; its memory must stay until apply() returns true and, if it has clocks, the reply is
   // written. Throws std::out_of_range, and takes nothing, if its contents exceed it or it asks for keys of others. Keys
@@ -279,7 +247,7 @@ class RoundServer {
     const auto* counts = reinterpret_cast<const OwnerCounts*>(request + sizeof(RequestHeader));
     int64_t at = sizeof(RequestHeader) + shards_.size() * sizeof(OwnerCounts);
     RoundRequest::check_end(at, size);
-    auto found = std::make_shared<Request>(Request{header.bound, header.step, {}});
+    Request found{header.bound, header.step, {}};
     std::vector<PushedRecord> records;
     for (size_t owner = 0; owner < shards_.size(); ++owner, ++counts) {
       for (int64_t i = 0; i < counts->num_records; ++i) {
@@ -294,42 +262,19 @@ class RoundServer {
       at += kWord * n;
       if (has_clocks()) at += whole_words(sizeof(int32_t) * n);
       RoundRequest::check_end(at, size);
-      Pull& pull = found->pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}, {}});
+      Pull& pull = found.pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}});
       shards_[owner].directory->rows_of(keys, n, pull.rows.data());
       if (shards_[owner].file != nullptr) shards_[owner].file->want(pull.rows.data(), n);
     }
     if (header.reason < kPushes || header.reason >= kNumReasons)
       throw std::out_of_range("round: a request for no known reason");
-    if (header.reason == kEarly) {
-      if (has_clocks() || header.step < 1) throw std::out_of_range("round: a request that cannot be early");
-      for (size_t owner = 0; owner < shards_.size(); ++owner)
-        for (const int64_t row : found->pulls[owner].rows) shards_[owner].mark(row, header.step);
-    }
-    if (!records.empty() && early_[client])
-      replies_[client].push_back({std::exchange(early_[client], nullptr), Part::kSecond});
     pushed_.insert(pushed_.end(), records.begin(), records.end());
-    if (header.reason == kEarly) early_[client] = found;
-    if (header.reason != kPushes)
-      replies_[client].push_back({std::move(found), header.reason == kEarly ? Part::kFirst : Part::kWhole});
+    if (header.reason != kPushes) due_[client].push_back(std::move(found));
     return header.reason;
   }
 
   // Whether requests name the clocks of copies.
   bool has_clocks() const { return applied_.empty(); }
-
-  // Replies to a client that are not written.
-  size_t num_due(size_t client) const { return replies_.at(client).size(); }
-
-  // Marks rows of this node that this rank reads itself after so many steps. owners: those of the node.
-  void mark(const RouteView& route, const std::vector<int64_t>& owners, int64_t step) {
-    std::vector<int64_t> rows;
-    for (size_t owner = 0; owner < shards_.size(); ++owner) {
-      rows.resize(route.num(owners[owner]));
-      const auto num = static_cast<int64_t>(rows.size());
-      shards_[owner].directory->rows_of(route.keys + route.first[owners[owner]], num, rows.data());
-      for (const int64_t row : rows) shards_[owner].mark(row, step);
-    }
-  }
 
   // Applies the pushes of all requests taken to this rank's shard, and passes on those to other owners. Returns false
   // if a ring is full: to be called again. Meanwhile records for other rings have gone on: an owner may wait for them
@@ -360,49 +305,41 @@ class RoundServer {
   // Whether the next reply to a client can be made: the owners have applied the step that it takes, or, where pushes
   // are applied one by one, all of them. True if there is none to make.
   bool is_ready(size_t client) const {
-    if (replies_.at(client).empty()) return true;
-    const Reply& reply = replies_[client].front();
-    if (!has_clocks()) return has_applied(reply.request->step - (reply.part == Part::kFirst));
+    if (due_.at(client).empty()) return true;
+    if (!has_clocks()) return has_applied(due_[client].front().step);
     const Rings& rings = rings_[client];
     return pushed_.empty() &&
            std::all_of(rings.begin(), rings.end(), [](const auto* ring) { return !ring || ring->is_drained(); });
   }
 
-  // Chooses the rows of the next reply to a client, by clocks or by marks, and returns its bytes, 0 if there is none to
-  // make.
+  // Chooses the rows of the next reply to a client, and returns its bytes, 0 if there is none to make.
   int64_t reply_bytes(size_t client) {
-    if (replies_.at(client).empty()) return 0;
-    const Reply& reply = replies_[client].front();
+    if (due_.at(client).empty()) return 0;
+    Request& request = due_[client].front();
     int64_t total = 0;
     for (size_t owner = 0; owner < shards_.size(); ++owner) {
-      Pull& pull = reply.request->pulls[owner];
+      Pull& pull = request.pulls[owner];
       if (has_clocks()) {
-        choose_by_clocks(pull, shards_[owner], reply.request->bound);
+        choose(pull, shards_[owner], request.bound);
         total += whole_words(sizeof(int32_t) * pull.rows.size());
-      } else {
-        choose_by_marks(pull, shards_[owner], reply.part, reply.request->step);
-        total += bit_bytes(pull.rows.size());
       }
-      for (const int64_t dim : dims_) total += whole_words(sizeof(float) * pull.wanted.size() * dim);
+      for (const int64_t dim : dims_) total += whole_words(sizeof(float) * wanted(pull).size() * dim);
     }
     return total;
   }
 
   // Writes this reply, and forgets it.
   void write_reply(size_t client, uint8_t* at) {
-    if (replies_.at(client).empty()) return;
-    const Reply reply = std::move(replies_[client].front());
-    replies_[client].pop_front();
+    if (due_.at(client).empty()) return;
+    const Request request = std::move(due_[client].front());
+    due_[client].pop_front();
     for (size_t owner = 0; owner < shards_.size(); ++owner) {
-      const Pull& pull = reply.request->pulls[owner];
+      const Pull& pull = request.pulls[owner];
       if (has_clocks()) {
         std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
-        at += whole_words(sizeof(int32_t) * pull.rows.size());
-      } else {
-        std::copy(pull.bits.begin(), pull.bits.end(), reinterpret_cast<uint64_t*>(at));
-        at += bit_bytes(pull.rows.size());
+        at = padded(at, sizeof(int32_t) * pull.rows.size());
       }
-      const auto copy = [&] { at = copy_rows(shards_[owner], pull.wanted, at); };
+      const auto copy = [&] { at = copy_rows(shards_[owner], wanted(pull), at); };
       if (applier_ && owner == own_)
         applier_->exclusively(copy);
       else
@@ -414,11 +351,9 @@ class RoundServer {
   struct Pull {
     std::vector<int64_t> rows;  // requested
     const int32_t* known;
-    std::vector<int32_t> clocks;  // of a first part: of the rows that it has, kNotSent of the others
-    std::vector<int64_t> wanted;  // those of the rows that the reply has
-    std::vector<uint64_t> bits;   // without clocks: whether the reply has each of the rows
+    std::vector<int32_t> clocks;  // with clocks: of the rows
+    std::vector<int64_t> chosen;  // and those of them that the reply has
   };
-  static constexpr int32_t kNotSent = -1;
   struct PushedRecord {
     RingProducer* ring;
     const RecordHeader* header;
@@ -429,36 +364,16 @@ class RoundServer {
     int64_t bound, step;
     std::vector<Pull> pulls;  // of each owner
   };
-  enum class Part { kWhole, kFirst, kSecond };
-  struct Reply {
-    std::shared_ptr<Request> request;
-    Part part;
-  };
 
-  static void choose_by_clocks(Pull& pull, const NodeShard& shard, int64_t bound) {
+  // The rows that a reply has.
+  const std::vector<int64_t>& wanted(const Pull& pull) const { return has_clocks() ? pull.chosen : pull.rows; }
+
+  static void choose(Pull& pull, const NodeShard& shard, int64_t bound) {
     pull.clocks.resize(pull.rows.size());
-    pull.wanted.clear();
+    pull.chosen.clear();
     for (size_t j = 0; j < pull.rows.size(); ++j) {
       pull.clocks[j] = load_clock(shard.clock + pull.rows[j]);  // before the rows, which must not be older
-      if (is_wanted(pull.known[j], pull.clocks[j], bound)) pull.wanted.push_back(pull.rows[j]);
-    }
-  }
-
-  static void choose_by_marks(Pull& pull, const NodeShard& shard, Part part, int64_t step) {
-    pull.wanted.clear();
-    pull.bits.assign(bit_bytes(pull.rows.size()) / kWord, 0);
-    if (part == Part::kFirst) pull.clocks.assign(pull.rows.size(), kNotSent);
-    for (size_t j = 0; j < pull.rows.size(); ++j) {
-      const int64_t row = pull.rows[j];
-      if (part == Part::kFirst) {
-        if (shard.is_marked(row, step - 1)) continue;
-        pull.clocks[j] = load_clock(shard.clock + row);  // before the row, which may change if marks are missing
-      } else if (part == Part::kSecond && pull.clocks[j] != kNotSent &&
-                 pull.clocks[j] == load_clock(shard.clock + row)) {
-        continue;
-      }
-      pull.wanted.push_back(row);
-      pull.bits[j / 64] |= uint64_t{1} << (j % 64);
+      if (is_wanted(pull.known[j], pull.clocks[j], bound)) pull.chosen.push_back(pull.rows[j]);
     }
   }
 
@@ -487,14 +402,14 @@ class RoundServer {
       const int64_t dim = dims_[a], num_bytes = sizeof(float) * dim;
       if (a == 0 && shard.file != nullptr) {
         copy_from_file(*shard.file, rows, at);
-        at += whole_words(num_bytes * rows.size());
+        at = padded(at, num_bytes * rows.size());
         continue;
       }
       for (size_t j = 0; j < rows.size(); ++j) {
         if (j + kAhead < rows.size()) prefetch_read(shard.arrays[a] + rows[j + kAhead] * dim, dim);
         std::memcpy(at + j * num_bytes, shard.arrays[a] + rows[j] * dim, num_bytes);
       }
-      at += whole_words(num_bytes * rows.size());
+      at = padded(at, num_bytes * rows.size());
     }
     return at;
   }
@@ -506,9 +421,8 @@ class RoundServer {
   RecordFormat format_;
   std::vector<int64_t> dims_;
   std::vector<const int64_t*> applied_;
-  std::vector<std::deque<Reply>> replies_;       // to each client, in the order in which it gets them
-  std::vector<std::shared_ptr<Request>> early_;  // of each client: the second part of its reply follows its next pushes
-  std::vector<PushedRecord> pushed_;             // not applied or passed on yet
+  std::vector<std::deque<Request>> due_;  // requests of each client without a reply
+  std::vector<PushedRecord> pushed_;      // not applied or passed on yet
 };
 
 }  // namespace hetmpi

@@ -4,7 +4,7 @@
 //
 // A message is the number of words of each table's section, then the sections (hetmpi/wire/sections.py). Its pushes are
 // applied, by this rank or by the owners to whose rings they go on, before its rows are read; at s = 0 those of all
-// ranks. A message of pushes alone gets no reply, a request a step early gets two (round.h).
+// ranks. A message of pushes alone gets no reply.
 //
 // Policies:
 //   as they come   a client's messages are taken in the order in which it sent them
@@ -173,22 +173,19 @@ class Server {
     client.received.pop_front();
     auto begin = static_cast<int64_t>(tables_.size());
     RoundRequest::check_end(begin, message.num);
-    Tables seconds(tables_.size()), others(tables_.size());
+    Tables reply(tables_.size());
     for (size_t table = 0; table < tables_.size(); ++table) {
       const int64_t length = message.at[table];
       if (length < 0 || length > message.num - begin) throw std::out_of_range("server: a section exceeds its message");
       int64_t reason = kNoSection;
       if (length > 0 && tables_[table] != nullptr) {
-        const size_t before = tables_[table]->num_due(i);
         reason = tables_[table]->take(i, reinterpret_cast<const uint8_t*>(message.at + begin), length * kWord);
-        others[table] = reason != kPushes;
-        seconds[table] = tables_[table]->num_due(i) > before + others[table];
+        reply[table] = reason != kPushes;
       }
       if (in_rounds_ && tables_[table] != nullptr) check_same(i, table, reason);
       begin += length;
     }
-    for (Tables* reply : {&seconds, &others})
-      if (std::count(reply->begin(), reply->end(), 1) > 0) client.due.push_back(std::move(*reply));
+    if (std::count(reply.begin(), reply.end(), 1) > 0) client.due.push_back(std::move(reply));
     ++client.num_taken;
     forget_expected();
     if (!client.due.empty() && have_clocks()) {

@@ -74,12 +74,11 @@ class RowStore(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """The arrays of one rank's memory: rows, optimizer state, its mean squares, clocks, marks, the number of steps
+    """The arrays of one rank's memory: rows, optimizer state, its mean squares, clocks, the number of steps
     applied, inbox.
 
     preview_dim   numbers of state in a cache line, 0 or 1: the mean square of each row's state (cpp/owner/
                   row_optimizer.h)
-    num_marks     of a row, 0 or _C.NUM_MARKS: the steps in which it is read (cpp/wire/round.h)
     origins       those with a ring here, ascending: ranks, and for ranks as servers the number of ranks plus theirs
     ring_bytes    of each ring
     is_in_file    whether rows and their state are in a file (row_files.py), and here what is known of it"""
@@ -88,7 +87,6 @@ class Layout:
     dim: int
     state_dim: int
     preview_dim: int
-    num_marks: int
     origins: tuple[int, ...]
     ring_bytes: int
     is_in_file: bool = False
@@ -103,7 +101,6 @@ class Layout:
             ("state", (num_here, self.state_dim), np.float32),
             ("mean_square", (num, self.preview_dim), np.float32),
             ("clock", (num,), np.int32),
-            ("marks", (self.num_marks, num), np.uint8),
             ("applied", (ALIGN // 8,), np.int64),
             ("row_marks", (num_in_file,), np.uint8),
             ("page_marks", (self.file_bytes // _C.FILE_PAGE_BYTES,), np.uint8),
@@ -141,7 +138,6 @@ class Shard:
 
     directory     which row of them a key has
     mean_square   (n, preview_dim) float32: the state of cache lines, at s >= 1
-    marks         (num_marks, n) uint8, at s = 0 where there are other nodes
     applied       (8,) int64, of which the first counts the steps that the owner has applied, at s = 0
     rings         (origins, ring_bytes) uint8: the inbox"""
 
@@ -157,7 +153,7 @@ class Shard:
         self.directory, self.state_dim, self.mark, self.file = directory, layout.state_dim, None, None
         self.in_memory = {name: part(name) for name in ("weight", "state", "mean_square", "clock")}
         self.mean_square, self.clock = self.in_memory["mean_square"], self.in_memory["clock"]
-        self.applied, self.rings, self.marks = part("applied"), part("rings"), part("marks")
+        self.applied, self.rings = part("applied"), part("rings")
         self.row_marks, self.page_marks, self.file_counts = map(part, ("row_marks", "page_marks", "file_counts"))
         self.dim = layout.dim
 
@@ -179,7 +175,7 @@ class Shard:
         self._rule, self.touched = rule, np.zeros(len(self), np.uint8)
         for zeroed in (self.mean_square[:num], self.clock[:num]):
             zeroed[:] = 0
-        for zeroed in (self.applied, self.marks[:, :num], self.rings[:, : _C.RING_HEADER_BYTES]):
+        for zeroed in (self.applied, self.rings[:, : _C.RING_HEADER_BYTES]):
             zeroed[:] = 0
         self._initialise_rows(keys_of, num, seed, std, threads)
 
@@ -291,9 +287,8 @@ def layouts_of(
         origins = range(world.size)
         if not is_synchronous:  # the ranks of the node; as servers they also write what other nodes push
             origins = [*node, *(world.size + rank for rank in node if not world.is_one_node)]
-        num_marks = _C.NUM_MARKS if is_synchronous and not world.is_one_node else 0
         inbox = tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
-        form = dim, rule.state_dim, preview_dim, num_marks, *inbox, is_in_file
+        form = dim, rule.state_dim, preview_dim, *inbox, is_in_file
         layouts += [(rank, Layout(partition.num_local_rows(rank), *form)) for rank in node]
     return record, [layout for _, layout in sorted(layouts, key=lambda pair: pair[0])]
 

@@ -41,7 +41,7 @@ from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import OF_RULES, ROW_RULES, RowOptimizer
 from hetmpi.table.spec import TableSpec
-from hetmpi.table.table import AHEAD_AT_0, EmbeddingTable
+from hetmpi.table.table import EmbeddingTable, ahead_at_0
 from hetmpi.table.vocabularies import Vocabularies
 from hetmpi.table.vocabulary import Vocabulary
 from hetmpi.tasks.task import Task
@@ -51,7 +51,7 @@ from hetmpi.world.same_files import File, check_same_entries, check_same_files, 
 from hetmpi.world.world import World
 
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
+STALENESS_PER_BATCH = 10  # of table.staleness, for each batch of a pull by default
 LONGEST_REFUSAL = 900  # characters
 MOST_LOG_STEPS, LEAST_LOG_LINES = 100, 20
 MOST_EPOCHS_EVALUATED = 20  # at most, by default
@@ -308,7 +308,7 @@ def make_tables(
     """The tables of a model, with one transport. most_keys: as most_keys_of. stores: of rows on disk, None for those of
     the settings. Collective."""
     tables, exchange = {}, config.table.exchange
-    steps = round_steps_of(config, world, specs, most_keys, device)
+    per_pull = batches_per_pull(config, world, specs, most_keys, device)
     stores = stores_of(config, world, specs) if stores is None else stores
     for name, spec in specs.items():
         tables[name] = made = EmbeddingTable(
@@ -317,7 +317,7 @@ def make_tables(
             init_std=init_std_of(config, spec),
             first_rows=None if spec.open is None else FIRST_KEY,
             cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
-            round_steps=steps, store=stores.get(name),
+            batches_per_pull=per_pull, store=stores.get(name),
         )  # fmt: skip
         if exchange == "auto" and made.client.transport.name is not None:
             exchange = made.client.transport.name  # what the first table's trial has chosen
@@ -379,54 +379,43 @@ def make_vocabularies(
     return Vocabularies(world, found, every)
 
 
-def round_steps_of(
+def batches_per_pull(
     config: DictConfig, world: World, specs: dict[str, TableSpec], most_keys: dict[str, int], device: torch.device
 ) -> int:
-    """table.round_steps, of all tables, which share rounds, as far as the bound and the caches allow; or its default.
-    most_keys: as most_keys_of."""
+    """table.batches_per_pull, of all tables, which share messages, as far as the bound and the caches allow; or its
+    default. most_keys: as most_keys_of."""
     table = config.table
     caches = {name: cache_of(config, f"table {name}", spec.cache) for name, spec in specs.items()}
     lines = sum(caches[name].rows(spec.num_rows, world, device) for name, spec in specs.items())
-    if table.round_steps is not None:
-        bound = MOST_AHEAD if table.staleness is None else table.staleness
-        return max(1, min(table.round_steps, bound)) if lines > 0 else 1  # without lines nothing is announced
-    return auto_round_steps(table.staleness, lines, sum(most_keys.values()))
+    if table.batches_per_pull is None:
+        return default_per_pull(table.staleness, lines, sum(most_keys.values()))
+    bound = MOST_AHEAD if table.staleness is None else table.staleness
+    return max(1, min(table.batches_per_pull, bound)) if lines > 0 else 1  # without lines nothing is announced
 
 
-def auto_round_steps(staleness: int | None, lines: int, most_keys: int) -> int:
-    """The default of table.round_steps. lines: of all caches of a rank; most_keys: of a batch, repeated ids counted."""
-    steps = MOST_AHEAD if staleness is None else staleness // STALENESS_PER_STEP
-    return max(1, min(MOST_AHEAD, steps, lines // max(1, most_keys)))
-
-
-def round_steps_used(config: DictConfig, table: EmbeddingTable) -> int:
-    """The value of table.round_steps by which another run would do the same as this one; 1 where it has no effect."""
-    if staleness_of(config).is_synchronous and has_rows_to_await(config, table.world):
-        return min(1, batches_ahead(config, {"": table}))
-    return table.client.context.round_steps
+def default_per_pull(staleness: int | None, lines: int, most_keys: int) -> int:
+    """The default of table.batches_per_pull. lines: of all caches of a rank; most_keys: of a batch, repeated ids
+    counted."""
+    num = MOST_AHEAD if staleness is None else staleness // STALENESS_PER_BATCH
+    return max(1, min(MOST_AHEAD, num, lines // max(1, most_keys)))
 
 
 def batches_ahead(config: DictConfig, tables: Mapping[str, EmbeddingTable]) -> int:
     """Number of batches that are announced before they are read: most_ahead(), but at s = 0 none where a trial says
-    that this does not pay, unless table.round_steps is set."""
+    that this does not pay, unless table.look_ahead is set."""
     table = next(iter(tables.values()))
-    most = most_ahead(config, table.world, table.client.context.round_steps)
-    return most if config.table.round_steps is not None else min(most, max(one.num_ahead for one in tables.values()))
+    most = most_ahead(config, table.world, table.client.context.batches_per_pull)
+    return most if config.table.look_ahead is not None else min(most, max(one.num_ahead for one in tables.values()))
 
 
 def most_ahead(config: DictConfig, world: World, per_pull: int) -> int:
-    """The most batches that are announced before they are read: at s = 0 AHEAD_AT_0 if there are rows to await, at
-    s >= 1 those of one pull."""
-    if config.table.round_steps == 0:
+    """The most batches that are announced before they are read: at s = 0 as of ahead_at_0(), at s >= 1 those of one
+    pull."""
+    if config.table.look_ahead is False:
         return 0
     if not staleness_of(config).is_synchronous:
         return per_pull
-    return AHEAD_AT_0 if has_rows_to_await(config, world) else 0
-
-
-def has_rows_to_await(config: DictConfig, world: World) -> bool:
-    """Whether rows come from disk, or from other nodes."""
-    return config.table.store == "file" or not world.is_one_node
+    return ahead_at_0(config.table.store == "file", not world.is_one_node)
 
 
 def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedule) -> RowOptimizer:
@@ -569,7 +558,7 @@ def num_batches(
     """Largest number of batches that a rank holds at the same time: the current one, those announced, and those of the
     loader."""
     most_keys = most_keys_of(config, task, specs)
-    ahead = most_ahead(config, world, round_steps_of(config, world, specs, most_keys, device))
+    ahead = most_ahead(config, world, batches_per_pull(config, world, specs, most_keys, device))
     return min(1 + ahead + config.loader.prefetch, max(1, num_steps))
 
 
@@ -587,9 +576,9 @@ def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str,
     def message(need, place, free):
         return (
             f"batch_size={config.batch_size:,}: the {num:,} batches that loader.prefetch={config.loader.prefetch} and "
-            f"table.round_steps keep need at least {size_text(need)} for the {world.node.size} rank(s) on "
+            f"table.batches_per_pull keep need at least {size_text(need)} for the {world.node.size} rank(s) on "
             f"{world.host}, {size_text(free)} are free in {place}: lower batch_size, loader.prefetch or "
-            "table.round_steps"
+            "table.batches_per_pull"
         )
 
     refuse_if_short(world, batch_bytes(config, task, specs, num), False, message)

@@ -121,10 +121,10 @@ class Plan:
         found.dense = 4 * DENSE_COPIES[config.optim.dense] * num
         found.final = task.final_bytes(self.model) // world.node.size
         most_keys = build.most_keys_of(config, task, specs)
-        round_steps = build.round_steps_of(config, world, specs, most_keys, device)
+        per_pull = build.batches_per_pull(config, world, specs, most_keys, device)
         for name, spec in specs.items():
             store = self.stores.get(name) if width is None else None  # narrow tables are in memory
-            self._add_table(found, name, spec, most_keys[name], round_steps, store)
+            self._add_table(found, name, spec, most_keys[name], per_pull, store)
         return found
 
     def _disk(self) -> DiskPlan | None:
@@ -140,7 +140,7 @@ class Plan:
         return DiskPlan(self.world, self.config.table.store_dir, found)
 
     def _add_table(
-        self, found: Memory, name: str, spec: TableSpec, most_keys: int, round_steps: int, store: FileStore | None
+        self, found: Memory, name: str, spec: TableSpec, most_keys: int, per_pull: int, store: FileStore | None
     ):
         """most_keys: of a batch."""
         world, staleness = self.world, staleness_of(self.config)
@@ -153,7 +153,7 @@ class Plan:
             found.rows += round(ID_BYTES * spec.num_rows * (1 + 1 / world.size))
         found.mailboxes += mine.nbytes - before_rings
         if not world.is_one_node and not staleness.is_synchronous:
-            num_keys = min(round_steps * most_keys, spec.num_rows)
+            num_keys = min(per_pull * most_keys, spec.num_rows)
             found.rounds += 4 * ROUND_COPIES * num_keys * (spec.dim + rule.preview_dim)
         cache = cache_of(self.config, f"table {name}", spec.cache)
         lines = cache.rows(spec.num_rows, world, self.device)

@@ -102,7 +102,6 @@ def table_figures(sums: Counters, lags: np.ndarray, num_steps: int, staleness: S
         "pushed_bytes": per_step["push_bytes"],
         "clock_bytes": per_step["clock_bytes"],
         "row_bytes": per_step["row_bytes"],
-        "ahead_rate": sums.ahead_rate,
         **cache,
         "pushed": per_step["pushed"],
         "lag_p50": lag_at(lags, 0.5, staleness.bound),

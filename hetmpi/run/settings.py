@@ -111,9 +111,15 @@ class Table:
         most=1_000_000,
         for_experts=True,
     )
-    round_steps: int | None = setting(
+    look_ahead: bool | None = setting(
         None,
-        "to request rows of other nodes more or fewer steps ahead; null: chosen at the start; 0: none",
+        "to request rows before their step, or not; null: if a trial at the start says that it pays",
+        for_experts=True,
+    )
+    batches_per_pull: int | None = setting(
+        None,
+        "to request rows of more or fewer batches by one message, at s >= 1; null: by the bound and the cache",
+        least=1,
         most=MOST_AHEAD,
         for_experts=True,
     )
@@ -327,7 +333,10 @@ REMOVED = {
     "table.staleness_growth": Removed(None, "table.drift loses less accuracy for fewer bytes"),
     "table.replicate_below_rows": Removed(0, "training with small fields whole on every rank was slower"),
     "table.inbox_mb": Removed(8, "inboxes have 8 MB: smaller ones made writes slower"),
-    "table.prefetch_batches": Removed(None, "table.round_steps says how many batches are requested ahead, 0 for none"),
+    "table.prefetch_batches": Removed(None, "table.look_ahead=false requests none ahead"),
+    "table.round_steps": Removed(
+        None, "table.look_ahead=false requests nothing ahead, and table.batches_per_pull=N rows of N batches at once"
+    ),
 }
 
 

@@ -2,9 +2,9 @@
 
 read     fetches the rows from their owners; nothing is cached, as each step changes the rows that it reads. The request
          leaves before the last step is applied here; an owner replies when all of its node have applied it
-announce lets the request of a later batch leave with a write: the last one before its read or, better, the one before
-         that. Rows that nobody reads in the step between then come during that step (cpp/wire/round.h). By windows it
-         does nothing: rows would not travel before their reader gets them (docs/negative.md, "Wire")
+announce lets the request of the next batch leave with the write before its read, so that rows come while the dense
+         layers are summed. By windows it does nothing: rows would not travel before their reader gets them
+         (docs/negative.md, "Wire")
 write    each rank sends its gradients to their owners
 settle   (in write on one node, and where replies are on their way; otherwise in the next read) each owner waits for the
          gradients of all ranks, sums them per key in an order of ranks (cpp/owner/rank_sums.h) and applies the row
@@ -29,7 +29,7 @@ from hetmpi.owner.route import Route
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Keys, check_room
 from hetmpi.table.client import Client, TableContext, check_finite
-from hetmpi.wire.requests import ANNOUNCED, EARLY, UNANNOUNCED, Reply, Request, Requests
+from hetmpi.wire.requests import ANNOUNCED, UNANNOUNCED, Reply, Request, Requests
 from hetmpi.wire.transport import choose, trial_ms
 from hetmpi.world.waiting import StallWarning, wait_for
 
@@ -47,7 +47,7 @@ class Announced:
 
 
 class BspClient(Client):
-    """See hetmpi/table/client.py, Client. pays_ahead: whether a trial says that announcing two batches pays."""
+    """See hetmpi/table/client.py, Client. pays_ahead: whether a trial says that announcing a batch pays."""
 
     def __init__(self, context: TableContext, exchange: str):
         """exchange: messages, windows or auto. Collective."""
@@ -90,10 +90,6 @@ class BspClient(Client):
             if reply is not None:
                 reply.receive()
                 reply.place(rows)
-                if reply.reason == EARLY:
-                    self.context.counters.asked_ahead += len(keys.remote_route.order)
-                    self.context.counters.came_ahead += reply.num_early
-            self.transport.rounds.finish(receives=False)  # first parts for other ranks, of all tables
             return self._cache.deliver(np.full(len(rows), -1), rows)  # no key has a line
 
     def _requested(self, keys: Keys, step: int) -> Reply | None:
@@ -154,19 +150,15 @@ class BspClient(Client):
         self.context.counters.pushed += len(values)
 
     def _post(self, message: Message):
-        """Sends gradients to other nodes, and the request of an announced batch: of that after the next one, a step
-        early, or else of the next one."""
+        """Sends gradients to other nodes, and the request of the batch that is announced to be read next."""
         request = Request(_C.PUSHES, Route.empty(self._world.size), len(message.values), pushes=[message])
-        asking = [(n, one) for n, one in enumerate(list(self._ahead)[:2]) if one.reply is None]
-        if not asking:
+        if self._ahead and self._ahead[0].reply is None:
+            batch = self._ahead[0]
+            keys, step = batch.keys, self.step + 1
+            request = replace(request, reason=ANNOUNCED, route=keys.remote_route, num=len(keys.array), step=step)
+            batch.reply = self.transport.post(request)
+        else:
             self.transport.post(request)
-            return
-        place, batch = asking[-1]
-        keys, step, reason = batch.keys, self.step + 1 + place, (ANNOUNCED, EARLY)[place]
-        if reason == EARLY:
-            self.transport.mark(keys.local_route, step)
-        ask = replace(request, reason=reason, route=keys.remote_route, num=len(keys.array), step=step)
-        batch.reply = self.transport.post(ask)
 
     def flush(self):
         self.transport.rounds.check()

@@ -97,20 +97,20 @@ class TableContext:
     admitted: np.ndarray  # (size,) bool: ranks whose rows are cached
     counters: Counters
     spans: Spans
-    round_steps: int = 1  # announced batches that one pull serves, at most s
+    batches_per_pull: int = 1  # announced batches that one pull serves, at most s
     step: int = 0  # steps written so far; set by the client alone
 
     def __post_init__(self):
-        self.serve(self.round_steps)
+        self.set_batches_per_pull(self.batches_per_pull)
 
-    def serve(self, round_steps: int):
-        """Sets round_steps, and bound, the staleness at which clocks are compared, in the encoding of the C++ core: s,
-        less the steps between the first and the last batch of a pull, as the last one is read so much later
+    def set_batches_per_pull(self, num: int):
+        """Sets batches_per_pull, and bound, the staleness at which clocks are compared, as the C++ core writes it: s, less
+        the steps between the first and the last batch of a pull, as the last one is read so much later
         (docs/design_consistency.md)."""
-        self.round_steps, self.bound = round_steps, self.staleness.core_bound
+        self.batches_per_pull, self.bound = num, self.staleness.core_bound
         if self.bound != _C.UNBOUNDED:
-            self.round_steps = max(1, min(round_steps, self.bound))
-            self.bound -= self.round_steps - 1
+            self.batches_per_pull = max(1, min(num, self.bound))
+            self.bound -= self.batches_per_pull - 1
 
     def keys_of(self, tensor: torch.Tensor, array: np.ndarray) -> Keys:
         """Keys whose values are array (U,) int64. Thread-safe."""

@@ -97,7 +97,7 @@ def share(tables: Sequence[Requests]):
     """Lets tables that are used together share the rounds of the first one. Collective. Raises UserError if batches of
     one are announced."""
     first, *others = tables
-    if others and any(one.rounds.awaits(one) or one in one.rounds.early for one in tables):
+    if others and any(one.rounds.awaits(one) for one in tables):
         raise UserError("TableGroup: group the tables before a batch is announced")
     for other in others:
         other.rounds.leave(other)

@@ -1,7 +1,7 @@
 """Pulls: the batches to be read at s >= 1, and the requests for their rows of other nodes, ahead of the read.
 
-A pull may serve several announced batches (TableContext.round_steps): one message to each server then asks for the
-clocks and rows of all their keys, and carries the gradients of as many writes.
+A pull may serve several announced batches (TableContext.batches_per_pull): one message to each server then asks for
+the clocks and rows of all their keys, and carries the gradients of as many writes.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class Pulls:
 
     def request_complete(self):
         """Requests the next pull once all batches that it serves are announced."""
-        if len(self._ahead) >= self._context.round_steps and self._phase is Phase.NEW:
+        if len(self._ahead) >= self._context.batches_per_pull and self._phase is Phase.NEW:
             self._request_next()
 
     def _request_next(self):
         """Requests the batch that is read next, with those after it that one pull serves. REQUIRES: it is announced,
         and not requested."""
         self._pushes.send()
-        batches = list(self._ahead)[: self._context.round_steps]
+        batches = list(self._ahead)[: self._context.batches_per_pull]
         several = len(batches) > 1
         pull = (
             Pull.of_several(batches, self._context.keys_of, self._cache.empty) if several else Pull.of_one(batches[0])

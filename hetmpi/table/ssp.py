@@ -56,7 +56,7 @@ class SspClient(Client):
         self._owner.start([ring for ring, origin in enumerate(origins) if origin % world.size != world.rank])
         self._reader = ShardReader(context.memory, self._owner)
         if world.is_one_node:
-            context.serve(1)  # there is nothing to fetch ahead
+            context.set_batches_per_pull(1)  # there is nothing to fetch ahead
         self._pushes = Pushes(context, self._owner, self.transport)
         self._pulls = Pulls(context, self._pushes, self.transport)
 

@@ -32,7 +32,6 @@ from hetmpi.wire.transport import EXCHANGES, current_name, imported
 from hetmpi.world.world import World
 
 OF_A_RANK = ("self", "world", "cache", "spans", "device")  # arguments that may differ between ranks
-AHEAD_AT_0 = 2
 MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and made by a loader
 
 
@@ -52,8 +51,8 @@ class EmbeddingTable:
         self, world: World, num_rows: int, dim: int, optimizer: RowOptimizer, partition: str = "round_robin",
         seed: int = 0, name: str = "table", init_std: float = 0.01, inbox_bytes: int = INBOX_BYTES,
         staleness: Staleness = Staleness(0), cache: CacheSettings = CacheSettings(capacity_rows=0),
-        spans: Spans | None = None, exchange: str = "windows", device: torch.device | str = "cpu", round_steps: int = 1,
-        first_rows: int | None = None, store: FileStore | None = None,
+        spans: Spans | None = None, exchange: str = "windows", device: torch.device | str = "cpu",
+        batches_per_pull: int = 1, first_rows: int | None = None, store: FileStore | None = None,
     ):  # fmt: skip
         """Allocates the shards and initialises every row from a normal distribution with standard deviation `init_std`,
         depending only on (seed, name, key).
@@ -62,8 +61,8 @@ class EmbeddingTable:
         table's own. exchange: transport between nodes: messages, of all ranks; windows, one-sided MPI; auto, the one
         that fetches rows faster here; or the path of a class, "package.module.Class", a hetmpi.wire.wire.Wire. device:
         cpu, or this rank's GPU: it holds the cache, and rows and gradients are tensors on it, while keys stay on the
-        CPU. round_steps: at s >= 1, number of announced batches whose rows are requested by one message; it leaves when
-        so many are announced, or with the next write. first_rows: initialise these keys alone; the other rows take
+        CPU. batches_per_pull: at s >= 1, number of announced batches whose rows one message requests; it leaves when so
+        many are announced, or with the next write. first_rows: initialise these keys alone; the other rows take
         memory when they are assigned, which comes first (hetmpi/table/vocabularies.py); None for all. store: files in a
         folder for the rows, a part of which stays in memory; None for all of them in memory. Collective.
 
@@ -72,7 +71,7 @@ class EmbeddingTable:
         exchange = current_name(exchange, warns=world.rank == 0)
         given = dict(locals())
         world.check_same("EmbeddingTable", {key: value for key, value in given.items() if key not in OF_A_RANK})
-        check_arguments(dim, exchange, round_steps)
+        check_arguments(dim, exchange, batches_per_pull)
         cache.check_at(staleness)
         if first_rows is not None and partition != "round_robin":
             raise UserError(f"{name}: ids without a vocabulary need partition=round_robin, got {partition}")
@@ -91,13 +90,15 @@ class EmbeddingTable:
         self.client: Client | None = None
         self.memory: NodeMemory | None = NodeMemory(world, layouts, self.partition, self.num_used < num_rows, store)
         try:
-            self._open(rule, record, seed, init_std, cache, torch.device(device), exchange, round_steps)
+            self._open(rule, record, seed, init_std, cache, torch.device(device), exchange, batches_per_pull)
         except Exception as error:
             if isinstance(error, (UserError, ValueError)) or world.size == 1:  # other errors may be of this rank alone
                 self.close()
             raise
 
-    def _open(self, rule, record, seed: int, init_std: float, cache: CacheSettings, device, exchange: str, round_steps):
+    def _open(
+        self, rule, record, seed: int, init_std: float, cache: CacheSettings, device, exchange: str, per_pull: int
+    ):
         """Initialises the shard, and makes cache and client. Collective."""
         world, memory, seed = self.world, self.memory, table_seed(seed, self.name)
         self.shard = memory.local
@@ -113,7 +114,7 @@ class EmbeddingTable:
         memory.start_reading()
         self._context = TableContext(
             world, memory, self.partition, self.num_rows, self.dim, self.optimizer, rule, record, self.staleness,
-            self.cache, admitted, self.counters, self.spans, round_steps=round_steps,
+            self.cache, admitted, self.counters, self.spans, batches_per_pull=per_pull,
         )  # fmt: skip
         self.client = (BspClient if self.staleness.is_synchronous else SspClient)(self._context, exchange)
 
@@ -222,11 +223,11 @@ class EmbeddingTable:
 
     @property
     def num_ahead(self) -> int:
-        """Number of batches to announce ahead of their reads: those that one pull serves; at s = 0 two, of which the
-        later one is requested a step early, or none where a trial says that this would not pay."""
+        """Number of batches to announce ahead of their reads: those that one pull serves; at s = 0 as of ahead_at_0(),
+        of other nodes none where a trial says that this would not pay."""
         if self.staleness.is_synchronous:
-            return AHEAD_AT_0 if self.client.pays_ahead or self.memory.reads_ahead else 0
-        return self._context.round_steps
+            return ahead_at_0(self.memory.reads_ahead, self.client.pays_ahead)
+        return self._context.batches_per_pull
 
     # Checks of keys and gradients.
 
@@ -281,16 +282,21 @@ class EmbeddingTable:
             raise RuntimeError("EmbeddingTable: the table is closed")
 
 
+def ahead_at_0(reads_disk: bool, asks_others: bool) -> int:
+    """Number of batches to announce at s = 0: their rows come from a disk, or are asked of other nodes."""
+    return 2 if reads_disk else int(asks_others)
+
+
 def num_used_here(table: EmbeddingTable) -> int:
     """Rows of this rank's shard, its first ones, that num_used counts."""
     return make_partition(table.partition_kind, table.num_used, table.world.size).num_local_rows(table.world.rank)
 
 
-def check_arguments(dim: int, exchange: str, round_steps: int):
+def check_arguments(dim: int, exchange: str, batches_per_pull: int):
     """Raises UserError or ValueError for values that no table takes."""
     if dim < 1:
         raise UserError(f"table.dim must be at least 1, got {dim}")
-    check_integer("table.round_steps", round_steps, 1, MOST_AHEAD)
+    check_integer("table.batches_per_pull", batches_per_pull, 1, MOST_AHEAD)
     if "." in exchange:
         imported(exchange)
     else:

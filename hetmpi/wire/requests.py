@@ -9,8 +9,7 @@
 The server decides, by the clocks of the owners, when it replies and which rows a reply has (cpp/wire/round.h). At
 s >= 1 it replies once it has applied the pushes in front of the request, with the clocks of all keys and the rows that
 is_wanted() names. At s = 0 it replies once all owners of its node have applied the step that the request names, as
-they note in shared memory, with all rows. A request that comes a step early gets its reply in two parts: first the rows
-that nobody reads in the step between.
+they note in shared memory, with all rows.
 
 Messages are packed and unpacked in C++. A server reads the shards of its node, and writes pushes into rings of the
 owners there: at s = 0 into the client's, so the step reducer treats all ranks alike; at s >= 1 into rings of its own,
@@ -33,14 +32,13 @@ from hetmpi.wire.sections import Section
 from hetmpi.world.waiting import wait_for
 
 UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)  # reasons, whose texts are in cpp/wire/round.h
-EARLY = _C.EARLY  # 4
 
 
 @dataclass(frozen=True)
 class Request:
     """What a rank asks of the owners on other nodes.
 
-    reason   as above; EARLY at s = 0 alone, for a reply in two parts; or _C.PUSHES for gradients alone
+    reason   as above, or _C.PUSHES for gradients alone
     route    the requested keys, at their positions in a batch of num
     step     at s = 0: steps that the rows must have
     known    at s >= 1: (num,) int32, the clock of this rank's copy of each row, NO_LINE if it has no usable copy
@@ -104,9 +102,7 @@ class Requests:
             applier,
             world.node.rank,
             [
-                _C.ShardArrays(
-                    shard.clock, [shard.in_memory[array] for array in arrays], shard.directory, shard.marks, shard.file
-                )
+                _C.ShardArrays(shard.clock, [shard.in_memory[array] for array in arrays], shard.directory, shard.file)
                 for shard in shards
             ],
             self._rings_of_server(),
@@ -132,10 +128,6 @@ class Requests:
         reply = Reply(self, request, None)
         self.rounds.post(self, reply)
         return reply if request.reason != _C.PUSHES else None
-
-    def mark(self, route: Route, step: int):
-        """Marks the rows of this node's keys that this rank reads after `step` steps; at s = 0."""
-        self.server.mark(_C.RouteArrays(*route.arrays), self.world.node_ranks, step)
 
     def fetch(self, route: Route, out: np.ndarray, step: int = 0):
         """Copies the rows (weight) of a route's keys, all of other nodes, to their positions in out (n, dim). step: as
@@ -187,24 +179,23 @@ class Reply:
 
     fetched     (num,) bool: the rows that they bring; None until they are received, and at s = 0, where they bring all
     num_bytes   of these rows; 0 until they are received
-    num_early   rows of the first of two parts; 0 until place()
     reason, step  of the request
     packed      the request
-    round       that carries it, or its last part"""
+    round       that carries it"""
 
     def __init__(self, table: Requests, request: Request, clocks: np.ndarray | None):
         """clocks: as in Requests.ask, which sets the round."""
         self.reason, self.step = request.reason, request.step
         self._clocks, self._rounds = clocks, table.rounds
         self.fetched: np.ndarray | None = None
-        self.num_bytes, self._row_bytes, self.num_early = 0, table.num_bytes, 0
+        self.num_bytes, self._row_bytes = 0, table.num_bytes
         self.packed = table.packed(request)
-        self._received: list[list[Section]] = []  # parts
+        self._received: list[Section] = []  # of each server
         self.round: Round | None = None
 
     def read(self, replies: list[Section]):
-        """Reads the reply of each server, or a part of it."""
-        self._received.append(replies)
+        """Reads the reply of each server."""
+        self._received = replies
         if self._clocks is not None:
             fetched = np.zeros(len(self._clocks), bool)
             self.packed.read_clocks(replies, self._clocks, fetched)
@@ -220,8 +211,7 @@ class Reply:
 
     def place(self, *outs: np.ndarray):
         """Copies the rows to their positions: one out (num, width) per array of the table."""
-        nums = [self.packed.place(sections, list(outs)) for sections in self._received]
-        self.num_early = sum(nums[:-1])
+        self.packed.place(self._received, list(outs))
         self._received = []
 
     def drop(self):

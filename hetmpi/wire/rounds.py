@@ -64,7 +64,6 @@ class Rounds:
     clients        those whose messages this rank receives itself
     wire           carries the messages
     server         answers those of clients
-    early          table -> Reply of which it has requested the first part, by a former post
     is_broken      an error, or different calls of ranks, has ended the messages: none is awaited any more"""
 
     def __init__(self, world: World, make_wire: MakeWire):
@@ -80,7 +79,6 @@ class Rounds:
         self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
         self._num_rounds = 0  # begun
         self._post = Round(POST)  # the open one
-        self.early = {}
         self._tags: deque[int] = deque()  # of this rank's messages of which not all clients' are received
         self._num_received = [0] * len(self.clients)  # of these
 
@@ -106,7 +104,6 @@ class Rounds:
         """Takes a table out, whose replies nobody makes any more; the last one receives its own, and waits until other
         ranks have received this rank's last messages. REQUIRES: at s = 0 it is settled. Collective."""
         tables = self.sections.tables
-        self.early.pop(table, None)
         if self.num_tables > 1:
             tables[tables.index(table)] = None
             self._set_tables()  # the table's memory is not used any more
@@ -189,19 +186,15 @@ class Rounds:
             self.send_post()
 
     def send_post(self):
-        """Sends the open post, if there is one. Its replies come in this order: the second parts of those whose first
-        parts tables have asked for by an earlier post, then what they ask for by this one."""
+        """Sends the open post, if there is one."""
         replies, post = self._post.replies, self._post
         if not post.requests:
             return
         self._post = Round(POST)
         self._send(post)
-        seconds = {table: self.early.pop(table) for table in replies if table in self.early}
-        firsts = {table: reply for table, reply in replies.items() if reply.reason != _C.PUSHES}
-        for awaited in (seconds, firsts):
-            if awaited:
-                self._begin(Round(POST, self._num_rounds, awaited))
-        self.early.update({table: reply for table, reply in firsts.items() if reply.reason == _C.EARLY})
+        awaited = {table: reply for table, reply in replies.items() if reply.reason != _C.PUSHES}
+        if awaited:
+            self._begin(Round(POST, self._num_rounds, awaited))
         for reply in replies.values():
             reply.packed.forget_pushes()
 

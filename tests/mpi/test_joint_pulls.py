@@ -1,4 +1,4 @@
-"""Rounds that serve several announced batches (table.round_steps). Run at 1, 2 and 3 ranks."""
+"""Rounds that serve several announced batches (table.batches_per_pull). Run at 1, 2 and 3 ranks."""
 
 import random
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.mpi
 CASE = {
     **ANNOUNCED,
     "staleness": st.sampled_from([1, 2, 5, 10, None]),
-    "round_steps": st.integers(2, MOST_AHEAD),
+    "batches_per_pull": st.integers(2, MOST_AHEAD),
     "num_steps": st.integers(5, 30),
     "depth": st.integers(1, MOST_AHEAD),
 }
@@ -109,8 +109,8 @@ def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(world, s
     """On nodes of one rank: one that shares a node with an owner reads its clocks later than the others."""
     apart = World(world.comm, ranks_per_node=1)
     table = open_table(apart, case, staleness)
-    batches, depth = batches_of(case, apart.rank), case["round_steps"]
-    k = min(staleness, case["round_steps"])
+    batches, depth = batches_of(case, apart.rank), case["batches_per_pull"]
+    k = min(staleness, case["batches_per_pull"])
     most = 2 * (staleness - k + 1) + k
     for step, (keys, grads) in enumerate(batches):
         table.read(keys)
@@ -127,7 +127,9 @@ def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(world, s
 def test_a_pull_of_k_batches_takes_a_message_where_k_pulls_take_k(apart):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
-    num = {k: messages_of(open_table(apart, {**PLAIN_MESSAGES, "round_steps": k}, staleness=100), k) for k in (1, 4)}
+    num = {
+        k: messages_of(open_table(apart, {**PLAIN_MESSAGES, "batches_per_pull": k}, staleness=100), k) for k in (1, 4)
+    }
     assert num[1] == 4 * num[4] > 0
 
 
@@ -148,7 +150,7 @@ def messages_of(table, k):
 def test_rows_are_requested_anew_after_a_write_that_was_not_foreseen(apart):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
-    table = open_table(apart, {**PLAIN_MESSAGES, "round_steps": 4}, staleness=100)
+    table = open_table(apart, {**PLAIN_MESSAGES, "batches_per_pull": 4}, staleness=100)
     rounds, counts = table.client.transport.rounds, []
     batches = batches_of({**PLAIN_MESSAGES, "num_steps": 5}, apart.rank)
     for step, (keys, grads) in enumerate(batches):
@@ -171,7 +173,7 @@ def test_several_tables_share_the_rounds_of_several_batches(apart, depth):
         {
             name: EmbeddingTable(
                 apart, 200, dim, RowOptimizer("sgd", 1.0), name=name, staleness=Staleness(20), exchange="messages",
-                cache=CacheSettings(0 if name == "uncached" else 32, admit="all"), init_std=0.0, round_steps=3,
+                cache=CacheSettings(0 if name == "uncached" else 32, admit="all"), init_std=0.0, batches_per_pull=3,
             )
             for name, dim in names.items()
         }
@@ -201,7 +203,7 @@ def test_a_rank_alone_trains_as_with_a_round_per_step(apart, rule):
     for k in (1, 4):
         table = EmbeddingTable(
             apart, 300, 4, RowOptimizer(rule, 0.1), staleness=Staleness(1000, 1.0, 0.0), exchange="messages",
-            cache=CacheSettings(400, admit="all"), round_steps=k,
+            cache=CacheSettings(400, admit="all"), batches_per_pull=k,
         )  # fmt: skip
         draw, seen = np.random.default_rng(0), []
         num = 40 if apart.rank == 0 else 0
@@ -220,5 +222,5 @@ def test_a_rank_alone_trains_as_with_a_round_per_step(apart, rule):
 
 def test_a_number_of_steps_that_cannot_be_announced_is_refused(apart):
     for wrong in (0, MOST_AHEAD + 1):
-        with pytest.raises(UserError, match="table.round_steps must be"):
-            EmbeddingTable(apart, 10, 1, RowOptimizer(), staleness=Staleness(10), round_steps=wrong)
+        with pytest.raises(UserError, match="table.batches_per_pull must be"):
+            EmbeddingTable(apart, 10, 1, RowOptimizer(), staleness=Staleness(10), batches_per_pull=wrong)

@@ -59,7 +59,7 @@ def test_few_rows_give_the_same_on_any_number_of_ranks(world, folder):
 
 @pytest.mark.parametrize("bound", [0, 10])
 def test_a_resumed_training_has_the_same_bits(world, folder, bound):
-    cached = ["table.cache.capacity_rows=60", "table.cache.admit=all", "table.round_steps=1"] if bound else []
+    cached = ["table.cache.capacity_rows=60", "table.cache.admit=all", "table.batches_per_pull=1"] if bound else []
     settings = [FEW, f"table.staleness={bound}", *cached]
     whole, resumed = whole_and_resumed(made, closed, folder, settings, 40)
     (rows, entries), (again, entries_again) = closed(whole), closed(resumed)

@@ -53,7 +53,7 @@ def test_bytes_and_hit_rate_are_those_of_the_run(overrides, tmp_path):
     if training.log:
         training.log.close()
         told = summary(config.run.dir)
-        assert told["round_steps"] == (2 if told["exchange"] == "messages" else 1)  # a tenth of 20
+        assert told["batches_per_pull"] == (2 if told["exchange"] == "messages" else 1)  # a tenth of 20
     counted = np.zeros(len(training.tables.counters.as_array()), np.int64)
     world.comm.Allreduce(training.tables.counters.as_array(), counted)
     sums = type(training.tables.counters).of_array(counted)
@@ -95,9 +95,9 @@ def test_memory_of_rounds_grows_with_the_steps_that_they_serve(tmp_path):
 
     most_keys = 32 * 26  # of a batch
     for given, k in (
-        (["table.round_steps=1"], 1), (["table.round_steps=3"], 3), ([], 4), (["table.staleness=30"], 3),
-        (["table.round_steps=4", "table.staleness=2"], 2),
-        (["table.round_steps=3", "table.cache.capacity_fraction=0"], 1),
+        (["table.batches_per_pull=1"], 1), (["table.batches_per_pull=3"], 3), ([], 4), (["table.staleness=30"], 3),
+        (["table.batches_per_pull=4", "table.staleness=2"], 2),
+        (["table.batches_per_pull=3", "table.cache.capacity_fraction=0"], 1),
     ):  # fmt: skip
         expected = 5 * 4 * (dim + state) * k * most_keys if world.size > 1 else 0
         assert rounds(far, "table.exchange=messages", *given) == rounds(far, *given) == expected
@@ -147,9 +147,9 @@ def test_an_owner_keeps_nothing_of_pushes_of_plain_sgd_or_of_staleness_0(tmp_pat
 @pytest.mark.parametrize(
     "overrides, num",
     [
-        ([], 1 + 2), ([*STALE, "table.round_steps=0"], 1 + 2), (["loader.prefetch=5"], 1 + 5),
+        ([], 1 + 2), ([*STALE, "table.look_ahead=false"], 1 + 2), (["loader.prefetch=5"], 1 + 5),
         (["steps=2"], 2),
-        ([*STALE, "table.staleness=100", "table.round_steps=3"], 1 + 3 + 2),
+        ([*STALE, "table.staleness=100", "table.batches_per_pull=3"], 1 + 3 + 2),
     ],
 )  # fmt: skip
 def test_batches_that_are_announced_or_loaded_count(overrides, num, tmp_path):
@@ -161,11 +161,11 @@ def test_batches_that_are_announced_or_loaded_count(overrides, num, tmp_path):
     assert plan.memory().batches == num * of_one + 8 * spec.dim * min(32 * 26, spec.num_rows)
 
 
-@pytest.mark.parametrize("round_steps, ahead", [("null", 2), ("1", 2), ("0", 0)])
-def test_batches_whose_rows_come_from_disk_are_announced_and_count(round_steps, ahead, tmp_path):
+@pytest.mark.parametrize("look_ahead, ahead", [("null", 2), ("true", 2), ("false", 0)])
+def test_batches_whose_rows_come_from_disk_are_announced_and_count(look_ahead, ahead, tmp_path):
     world = World()
     store = ["table.store=file", f"table.store_dir={world.comm.bcast(tmp_path)}", "table.store_memory_gb=0.01"]
-    config = composed(world, tmp_path, *store, f"table.round_steps={round_steps}")
+    config = composed(world, tmp_path, *store, f"table.look_ahead={look_ahead}")
     plan = Plan(world, config, CPU)
     assert build.num_batches(config, world, plan.task, plan.specs, config.steps, CPU) == 1 + ahead + 2
     training = Training(world, config, CPU, Spans())

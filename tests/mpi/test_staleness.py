@@ -82,7 +82,7 @@ def open_table(world, case, staleness, anticipate=1.0, inbox_bytes=1 << 16):
     table = EmbeddingTable(
         world, case["num_rows"], case["dim"], RowOptimizer("sgd", 1.0), case["partition"], inbox_bytes=inbox_bytes,
         staleness=Staleness(staleness, anticipate, 0.0), cache=cache, exchange=case.get("exchange", "windows"),
-        round_steps=case.get("round_steps", 1),
+        batches_per_pull=case.get("batches_per_pull", 1),
     )  # fmt: skip
     first = np.array([first_row(key, case["dim"]) for key in table.keys().tolist()], np.float32)
     table.shard.assign(slice(None), weight=first.reshape(-1, case["dim"]))

@@ -53,7 +53,7 @@ def draw_case(seed: int, number: int, size: int) -> dict:
         {
             "staleness": (bound, 1.0, draw.choice([0.0, 0.5])), "exchange": exchange, "dim": draw.randint(1, 5),
             "num_rows": draw.randint(1, draw.choice([40, 400])), "inbox_bytes": draw.choice([1, 8 << 20]),
-            "partition": draw.choice(PARTITIONS), "round_steps": draw.randint(1, 4),
+            "partition": draw.choice(PARTITIONS), "batches_per_pull": draw.randint(1, 4),
             "cache": {"capacity_rows": 0 if bound == 0 else draw.choice([0, 5, 32, 64, 1000]),
                       "policy": draw.choice(POLICIES), "admit": draw.choice(["all", "remote", "offnode"])},
         }

@@ -65,7 +65,7 @@ def test_a_wrong_setting_is_told_once(override):
         (
             "batch_size=1000000000",
             [
-                "batch_size=1,000,000,000: the 3 batches that loader.prefetch=2 and table.round_steps keep need",
+                "batch_size=1,000,000,000: the 3 batches that loader.prefetch=2 and table.batches_per_pull keep need",
                 "lower",
             ],
         ),

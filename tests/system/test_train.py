@@ -97,8 +97,9 @@ def test_the_exchange_is_chosen_by_a_trial_and_told_once(tmp_path):
     outcome = train(2, *SMALL, "table.ranks_per_node=1", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
     found = summary(tmp_path)
-    told = r"table.exchange=(\w+) table.round_steps=(\d): fetching 2,048 random rows took .* by windows, .* by messages"
-    assert re.findall(told, outcome.text) == [(found["exchange"], str(found["round_steps"]))]
+    told = r"table.exchange=(\w+) table.look_ahead=(\w+) table.batches_per_pull=(\d): fetching 2,048 random rows took"
+    expected = found["exchange"], str(found["look_ahead"]).lower(), str(found["batches_per_pull"])
+    assert re.findall(told, outcome.text) == [expected]
 
 
 @pytest.mark.rare
@@ -253,7 +254,7 @@ def test_data_that_hold_out_nothing_are_trained_on_and_it_is_told(tmp_path):
 
 def test_quick_evaluations_leave_every_bit_of_the_training(tmp_path):
     """With a node per rank, whose rows are requested a step ahead."""
-    nodes = ["table.ranks_per_node=1", "table.exchange=messages", "table.round_steps=1"]
+    nodes = ["table.ranks_per_node=1", "table.exchange=messages", "table.look_ahead=true"]
     own = [*nodes, "data.scale=0.0005", "table.dim=4", "steps=120", "log.every_steps=10", "device=cpu"]
     for name, more in (("quick", []), ("none", ["eval.every_steps=0"])):
         outcome = train(2, *own, *more, "batch_size=32", f"run.dir={tmp_path}/{name}")

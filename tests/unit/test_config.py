@@ -11,7 +11,7 @@ from launch import CLICK_MODELS, ROOT
 from omegaconf import OmegaConf
 
 from hetmpi.errors import LARGEST, UserError
-from hetmpi.run.build import OWN_OPTIM, auto_round_steps, check_model_fits, make, optimizer_of
+from hetmpi.run.build import OWN_OPTIM, check_model_fits, default_per_pull, make, optimizer_of
 from hetmpi.run.command_line import help_text
 from hetmpi.run.config import CONF, cache_of, check_value, resolved, staleness_of
 from hetmpi.run.settings import PARTS, REMOVED, declared
@@ -154,8 +154,8 @@ def test_jobs_that_start_in_one_second_have_folders_of_their_own():
         "optim.warmup_steps=-1",
         "epochs=-1",
         "epochs=nan",
-        "table.round_steps=-1",
-        "table.round_steps=5",
+        "table.batches_per_pull=-1",
+        "table.batches_per_pull=5",
         "table.staleness=-1",
         "table.staleness=1.5",
         "table.staleness=2147483648",
@@ -385,13 +385,13 @@ def test_a_large_bound_without_a_limit_of_drift_costs_accuracy(drift, costs):
 def test_a_setting_that_is_newer_than_a_run_counts_as_its_default(tmp_path):
     (tmp_path / "0").mkdir()
     settings = OmegaConf.to_container(resolved([f"run.dir='{tmp_path}/0'"]))
-    del settings["table"]["round_steps"]
+    del settings["table"]["batches_per_pull"]
     (tmp_path / "0/config.yaml").write_text(OmegaConf.to_yaml(settings))
     base = f"run.dir='{tmp_path}'"
-    for same in ([], ["table.round_steps=null"]):
+    for same in ([], ["table.batches_per_pull=null"]):
         assert len(planned([base, *same], None)) == 1
     with pytest.raises(UserError, match="holds a run with other settings"):
-        planned([base, "table.round_steps=2"], None)
+        planned([base, "table.batches_per_pull=2"], None)
 
 
 def test_a_removed_setting_of_a_run_counts_unless_it_had_no_effect(tmp_path):
@@ -430,4 +430,4 @@ def test_what_hydra_cannot_compose_is_one_line(tmp_path, monkeypatch, wrong):
     ],
 )  # fmt: skip
 def test_a_round_serves_a_tenth_of_the_bound_as_far_as_the_cache_has_lines(staleness, lines, most_keys, expected):
-    assert auto_round_steps(staleness, lines, most_keys) == expected
+    assert default_per_pull(staleness, lines, most_keys) == expected
