@@ -104,8 +104,8 @@ class TableContext:
         self.set_batches_per_pull(self.batches_per_pull)
 
     def set_batches_per_pull(self, num: int):
-        """Sets batches_per_pull, and bound, the staleness at which clocks are compared, as the C++ core writes it: s, less
-        the steps between the first and the last batch of a pull, as the last one is read so much later
+        """Sets batches_per_pull, and bound, the staleness at which clocks are compared, as the C++ core writes it: s,
+        less the steps between the first and the last batch of a pull, as the last one is read so much later
         (docs/design_consistency.md)."""
         self.batches_per_pull, self.bound = num, self.staleness.core_bound
         if self.bound != _C.UNBOUNDED:
