@@ -125,6 +125,18 @@ def test_what_a_refusal_of_held_out_rows_advises_works(tmp_path, rule, form):
         assert source_of(path, tmp_path / "cache", valid=advised).num_valid >= 100
 
 
+def test_a_span_as_long_as_all_times_holds_out_all_but_the_earliest(tmp_path):
+    times = pa.array(["2024-05-01"] * 20 + ["2024-05-02"] * 40)
+    source = source_of(log_of(tmp_path, times), tmp_path / "cache", valid={"column": "ts", "last": "1d"})
+    assert (source.num_train, source.num_valid) == (20, 40)
+
+
+@pytest.mark.parametrize("times", [["2024-05-01"] * 60, [f"2024-05-01 12:30:00.{i:02d}" for i in range(60)]])
+def test_no_shorter_span_is_advised_if_all_times_are_within_a_second(tmp_path, times):
+    with pytest.raises(DataError, match="are all its rows.*: give a share as data.valid=0.1$"):
+        source_of(log_of(tmp_path, pa.array(times)), tmp_path / "cache", valid={"column": "ts", "last": "7d"})
+
+
 def test_numbers_that_are_no_times_have_no_span(tmp_path):
     path = log_of(tmp_path, [i % 31 + 1 for i in range(12_000)])
     with pytest.raises(DataError) as refusal:

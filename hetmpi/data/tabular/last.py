@@ -36,6 +36,7 @@ EARLIEST, LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 OTHER_DATE = r"[0-9]{1,2}[./-][0-9]{1,2}[./-]([0-9]{4}|[0-9]{2})(?![0-9])"  # whose order as text is not that of time
 MOST_SHOWN = 5
 SPAN_TEXT = r"([1-9][0-9]{0,8})([smhdw])"
+SHORTEST = 1_000_000  # microseconds of the shortest span
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 UNIT_LIST = f"{', '.join(UNITS[:-1])} or {UNITS[-1]}"
 
@@ -95,11 +96,12 @@ def last_span(bare: PrepareJob, reading: Reading, rule: LastRule, rank: int, siz
             f"data.valid: column {column} has no times in {NAMES[unit]}: name another unit, {UNIT_LIST}, or remove "
             "unit, of texts as 2024-05-01"
         )
-    if latest - earliest <= span_of(span):
-        shorter = text_of((int(latest) - int(earliest)) // 10)
+    length = int(latest) - int(earliest)
+    if length < span_of(span):  # at equality the earliest rows are not held out
+        shorter = f"a shorter span, as last: {text_of(length // 10)}, or " if length >= SHORTEST else ""
         raise DataError(
             f"data.valid: the last {span} of column {column} are all its rows, which lie from {date_of(earliest)} to "
-            f"{date_of(latest)}: give a shorter span, as last: {shorter}, or a share as data.valid=0.1"
+            f"{date_of(latest)}: give {shorter}a share as data.valid=0.1"
         )
     after = int(latest) - span_of(span)
     cure = "give a longer span of time, or a share as data.valid=0.1"
