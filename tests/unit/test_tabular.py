@@ -885,9 +885,12 @@ def test_missing_values_in_lists_are_skipped(tmp_path):
         assert np.diff(data.encoder.samples(block).bags[0].offsets).tolist() == [1, 0, 2] * 20
 
 
-@pytest.mark.parametrize("separator, written", [(",", str), (",", json.dumps), (" ", lambda x: str(np.array(x)))])
+@pytest.mark.parametrize(
+    "separator, written",
+    [(",", str), (",", json.dumps), (" ", lambda x: str(np.array(x))), (",", lambda x: str(tuple(x)))],
+)
 def test_lists_that_programs_have_written_as_text_are_without_brackets_and_quotes(tmp_path, separator, written):
-    lists = [["a", f"b{i % 3}", f"c{i % 4}"] if i % 5 else [] for i in range(120)]
+    lists = [["a", f"b{i % 3}", f"c{i % 4}"][: i % 5] for i in range(120)]
     clicks = [i % 2 for i in range(120)]
     pq.write_table(pa.table({"x": lists, "click": clicks}), tmp_path / "a.parquet")
     csv.write_csv(pa.table({"x": [written(x) for x in lists], "click": clicks}), tmp_path / "a.csv")

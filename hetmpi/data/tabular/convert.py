@@ -37,7 +37,8 @@ from hetmpi.data.tabular.rules import LAST, NUMBER
 from hetmpi.data.tabular.times import NAMES, moments
 
 NUMBER_TEXT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-LIST_TEXT = r"^\s*\[([^\[\]]*)\]\s*$"  # [1, 2], ["a", "b"] and ['a' 'b'], as JSON, Python and numpy write lists
+# [1, 2], ["a", "b"] and ['a' 'b'], as JSON, Python and numpy write lists; (), (1,) and (1, 2), as Python does tuples
+LIST_TEXT = r"^\s*(?:\[([^\[\]]*)\]|\(\s*\)|\(([^(),]*),\s*\)|\(([^()]*,[^()]*[^(),\s])\s*\))\s*$"
 QUOTED_TEXT = r"""(^|[, ]) *(?:'([^']*)'|"([^"]*)")"""  # one of their texts
 TRUE_TEXT, FALSE_TEXT = "^(?i:true)$", "^(?i:false)$"
 NAN_TEXT = r"^[+-]?(?i:nan)$"
@@ -295,11 +296,11 @@ def divided(array: pa.Array, column: StoredColumn) -> pa.Array:
 
 
 def parts_of(texts: pa.Array, separator: str) -> pa.Array:
-    """Binary texts divided into lists; of [1, 2] and ['a', 'b'], as programs write lists, without brackets and
+    """Binary texts divided into lists; of [1, 2] and ('a', 'b'), as programs write lists, without brackets and
     quotes."""
     has_brackets = pc.match_substring_regex(texts, LIST_TEXT)
     if separator in (",", " ") and pc.any(has_brackets).as_py():
-        bare = pc.replace_substring_regex(texts, pattern=LIST_TEXT, replacement=r"\1")
+        bare = pc.replace_substring_regex(texts, pattern=LIST_TEXT, replacement=r"\1\2\3")
         bare = pc.replace_substring_regex(bare, pattern=QUOTED_TEXT, replacement=r"\1\2\3")
         texts = pc.if_else(has_brackets, bare, texts)
     return pc.split_pattern(texts, separator.encode())
