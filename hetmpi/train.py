@@ -53,7 +53,7 @@ from hetmpi.spans import Spans, chrome_trace, own_ms
 from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.trained.earlier_run import begin, encoder_before
 from hetmpi.trained.id_rows import export_changes
-from hetmpi.trained.saved_model import check_data, resumed_stream, tensors_of
+from hetmpi.trained.saved_model import check_data, check_samples, resumed_stream, tensors_of
 from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
@@ -200,6 +200,7 @@ class Training:
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
             check_data(self.saving.resumed, self.source)
+            check_samples(self.saving.resumed, self.source)
             self.checkpoints.load(self.saving.resumed, self.tables.to_save, self.model, self.dense)
         elif self.saving.origin is not None:
             self.num_new = begin(

@@ -64,6 +64,8 @@ class Saving:
             about["graph"] = source.digests
         if hasattr(source, "order"):
             about["order"] = source.order
+        if source.num_train is not None:
+            about["train_samples"] = source.num_train
         return about
 
     def samples(self, step: int) -> int:

@@ -256,14 +256,9 @@ def is_opened_file(entry) -> bool:
 
 def check_data(checkpoint: Path, source):
     """Raises UserError if a source gives values other keys than when the checkpoint was saved: rows would be those of
-    other values; or samples in another order: some would be skipped, others repeated."""
+    other values."""
     manifest, now = read_manifest(checkpoint), getattr(source, "encoder", None)
     check_graph(checkpoint, manifest, source)
-    if hasattr(source, "order") and manifest.get("order") != source.order and manifest["samples"]:
-        raise UserError(
-            f"{checkpoint} was saved by a version that shuffles data={source.name} in another way: a resumed run would "
-            "skip some samples and repeat others: start anew"
-        )
     if now is None:
         return
     saved = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest), has_ids=False)
@@ -272,6 +267,26 @@ def check_data(checkpoint: Path, source):
         raise UserError(
             f"{checkpoint} was saved with other data: {difference}: give the same data and rules, or go on with new "
             f"data in a new run.dir by init_from={checkpoint}"
+        )
+
+
+def check_samples(checkpoint: Path, source):
+    """Raises UserError if a source has other training samples than when the checkpoint was saved, or in another order:
+    a resumed run would skip some and repeat others."""
+    manifest = read_manifest(checkpoint)
+    if not manifest["samples"]:
+        return
+    if hasattr(source, "order") and manifest.get("order") != source.order:
+        raise UserError(
+            f"{checkpoint} was saved by a version that shuffles data={source.name} in another way: a resumed run would "
+            "skip some samples and repeat others: start anew"
+        )
+    saved, now = manifest.get("train_samples"), source.num_train  # earlier versions save none
+    if isinstance(saved, int) and now is not None and saved != now:
+        raise UserError(
+            f"{checkpoint} was saved with {saved:,} training samples of data={source.name}, now there are {now:,}: "
+            "a resumed run would skip some and repeat others: give the same data, or go on with new data in a new "
+            f"run.dir by init_from={checkpoint}"
         )
 
 

@@ -160,6 +160,20 @@ def test_a_run_that_began_with_another_is_resumed_with_the_same_bits(world, fold
     assert closed(again)["table"].shape == one["table"].shape
 
 
+def test_a_run_is_not_resumed_on_another_number_of_samples_whose_columns_read_alike(world, folder):
+    hashed = "{name: [viewed, item, user], rows: 50}, {name: [hour, city, price], kind: drop}"
+    training = made(folder / "day1", day=1, columns=hashed)
+    training.run()
+    closed(training)
+    if world.rank == 0:
+        pq.write_table(log_of(1, 700), folder / "more.parquet")
+    world.comm.Barrier()
+    with pytest.raises(
+        UserError, match=r"with 5\d\d training samples of data=tabular, now there are 6\d\d: .*init_from="
+    ):
+        made(folder / "day1", "resume=auto", f"data.path={folder}/more.parquet", "steps=20", day=1, columns=hashed)
+
+
 def test_open_ids_stay_with_their_counts(world, folder):
     training = made(folder / "day1", day=1, columns=OPEN)
     training.run()

@@ -19,7 +19,7 @@ from hetmpi.checkpoint.files import open_array, write_json
 from hetmpi.checkpoint.manifest import ARRAYS, check_same, digest_of, file_name, read_manifest
 from hetmpi.data.tabular import Tabular
 from hetmpi.errors import UserError
-from hetmpi.trained.saved_model import check_data
+from hetmpi.trained.saved_model import check_samples
 from hetmpi.world.world import World
 
 HARMS = "from pathlib import Path\nPath('harmed').touch()\n"
@@ -123,10 +123,13 @@ def test_a_run_is_not_resumed_where_another_version_shuffled_its_data_otherwise(
     write_tabular(path, own)
     source = Tabular(str(own / "clicks.csv"), 0, cache=str(own / "prepared"), **TABULAR)
     source.prepare(0, 1, lambda: None, lambda line: None)
-    told = refused(lambda: check_data(path, source))
+    told = refused(lambda: check_samples(path, source))
     assert "was saved by a version that shuffles data=tabular in another way" in told
-    says(path, order=source.order)
-    check_data(path, source)
+    for saved in ({}, {"train_samples": source.num_train}, {"train_samples": "1"}):
+        says(path, order=source.order, **saved)
+        check_samples(path, source)
+    says(path, train_samples=source.num_train + 1)
+    assert f"now there are {source.num_train}: " in refused(lambda: check_samples(path, source))
 
 
 def test_a_setting_that_a_checkpoint_has_not_is_named(own):
