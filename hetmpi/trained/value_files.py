@@ -68,7 +68,8 @@ def export_values(checkpoint: Path, out: Path, given: Mapping[str, str]) -> dict
     columns, maps, found = owners_of(encoder, checkpoint), encoder.by_value(), {}
     tables = saved_tables(checkpoint, manifest, next(iter(encoder.tables)))
     rows = {name: table.num_rows for name, table in tables.items()}
-    if rows != {name: table.num_rows for name, table in encoder.tables.items()}:
+    fixed = {name: table.num_rows for name, table in encoder.tables.items() if table.open is None}
+    if fixed.items() - rows.items():
         raise UserError(f"{checkpoint} has tables of {rows} rows, its columns need others")
     for name, distinct in distinct_values(encoder, given, columns).items():
         values, table = distinct.values(), tables[maps[name].table]
@@ -112,6 +113,8 @@ def owners_of(encoder: Encoder | TripleNames | None, checkpoint: Path) -> dict[s
     for column in encoder.columns:
         if column.name in maps:
             found.setdefault(column.share or column.name, []).append(stored[column.name])
+    if encoder.open_columns():
+        print(f"hetmpi: left out: {one_line(', '.join(encoder.open_columns()))}: export ids by ids=parquet", flush=True)
     for name in [name for name in found if is_unfit(name)]:
         print(f"hetmpi: column {one_line(name)} is left out: a file cannot have its name", flush=True)
         del found[name]

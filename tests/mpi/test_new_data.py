@@ -12,6 +12,7 @@ from hetmpi.errors import UserError
 from hetmpi.run.config import compose
 from hetmpi.spans import Spans
 from hetmpi.train import Training
+from hetmpi.trained.value_files import export_values
 from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
@@ -174,11 +175,14 @@ def test_a_run_is_not_resumed_on_another_number_of_samples_whose_columns_read_al
         made(folder / "day1", "resume=auto", f"data.path={folder}/more.parquet", "steps=20", day=1, columns=hashed)
 
 
-def test_open_ids_stay_with_their_counts(world, folder):
+def test_open_ids_stay_with_their_counts_and_fixed_columns_are_exported_by_value(world, folder):
     training = made(folder / "day1", day=1, columns=OPEN)
     training.run()
     entries, rows = training.vocabularies.of_tables["open1"].state(), closed(training)
     path = folder / f"day1/checkpoints/step-{STEPS:08d}"
+    if world.rank == 0:
+        written = export_values(path, folder, {"data.path": f"{folder}/day1.parquet"})
+        assert sorted(file.stem for file in written) == ["city", "hour", "item"]
     training = made(folder / "day2", f"init_from={path}", day=2, columns=OPEN)
     found = training.vocabularies.of_tables["open1"].state()
     if world.rank == 0:
