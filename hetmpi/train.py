@@ -200,7 +200,8 @@ class Training:
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
             check_data(self.saving.resumed, self.source)
-            check_samples(self.saving.resumed, self.source)
+            if config.steps != 0:  # else it is evaluated, on whatever data
+                check_samples(self.saving.resumed, self.source)
             self.checkpoints.load(self.saving.resumed, self.tables.to_save, self.model, self.dense)
         elif self.saving.origin is not None:
             self.num_new = begin(

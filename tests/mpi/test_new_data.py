@@ -169,10 +169,12 @@ def test_a_run_is_not_resumed_on_another_number_of_samples_whose_columns_read_al
     if world.rank == 0:
         pq.write_table(log_of(1, 700), folder / "more.parquet")
     world.comm.Barrier()
+    resumed = ["resume=auto", f"data.path={folder}/more.parquet"]
     with pytest.raises(
         UserError, match=r"with 5\d\d training samples of data=tabular, now there are 6\d\d: .*init_from="
     ):
-        made(folder / "day1", "resume=auto", f"data.path={folder}/more.parquet", "steps=20", day=1, columns=hashed)
+        made(folder / "day1", *resumed, "steps=20", day=1, columns=hashed)
+    closed(made(folder / "day1", *resumed, "steps=0", day=1, columns=hashed))  # evaluates
 
 
 def test_open_ids_stay_with_their_counts_and_fixed_columns_are_exported_by_value(world, folder):
