@@ -51,8 +51,9 @@ inline int64_t whole_words(int64_t bytes) { return (bytes + kWord - 1) / kWord *
 
 // The end of an array of so many bytes, padded to whole words.
 inline uint8_t* padded(uint8_t* array, int64_t bytes) {
-  std::memset(array + bytes, 0, whole_words(bytes) - bytes);
-  return array + whole_words(bytes);
+  const int64_t whole = whole_words(bytes);
+  if (whole > bytes) std::memset(array + bytes, 0, whole - bytes);  // array may be null, without bytes
+  return array + whole;
 }
 
 // HET's second condition, c_g <= c_c + s, evaluated at owner and requester alike: whether the reply has the row.
