@@ -8,13 +8,12 @@
 //
 // Policies:
 //   as they come   a client's messages are taken in the order in which it sent them
-//   in rounds      all ranks make the same calls in the same order. The n-th message of a client is taken once this
-//   rank
-//                  has said by expect() what its own n-th is; another call of the client is an error. Where requests
-//                  have clocks, pushes are applied one by one: those of all clients in a round in rank order, and then
-//                  all requests are answered, so that every run computes the same
+//   in rounds      all ranks make the same calls in the same order. A client's n-th message is taken once expect() has
+//                  said what this rank's own n-th is; another call of the client is an error. Where requests have
+//                  clocks, so that pushes are applied one by one, a round is taken in the order of ranks and then
+//                  answered: so a run repeats its bits
 //
-// Invariants: everything but the clients' number is used while lock_ is held.
+// Invariants: all that changes is used while lock_ is held.
 #pragma once
 
 #include <algorithm>
