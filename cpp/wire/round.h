@@ -5,9 +5,8 @@
 // request   RequestHeader; OwnerCounts of each owner of the node; then for each owner the records pushed to it
 //           (cpp/owner/ring.h), keys (n) int64, and if the request has clocks, the clocks of the requester's copies (n)
 //           int32
-// reply     for each owner, if the request has clocks, the clocks (n) int32 of the requested keys; then of the rows
-// that
-//           it has (with clocks: by is_wanted(), otherwise all n) each array of a row: weight (m, dim) float32, ...
+// reply     for each owner, if the request has clocks, the clocks (n) int32 of the requested keys; then each array of
+//           the m rows that it has (with clocks: by is_wanted(), otherwise all n): weight (m, dim) float32, ...
 //
 // Every array is padded to whole words of 8 bytes. Owners are in the order of their ranks. A request without clocks
 // asks for rows as they are after a number of steps.

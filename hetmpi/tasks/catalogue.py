@@ -27,7 +27,7 @@ class Catalogue:
     keys     (n,) int64, ascending, of the column that identifies an item
     counts   (n,) int64, training rows with the item; 0 for an item of histories alone
     samples  the columns of items (n), each as in the first training row that has the item
-    num_varying  items of which the rows of one block have different further columns"""
+    num_varying  items whose further columns differ between training rows that were read in one block"""
 
     keys: np.ndarray
     counts: np.ndarray
@@ -49,7 +49,8 @@ class Counting:
     def __init__(self, side: Side, bags: Sequence[int] = ()):
         """bags: places in Samples.bags of histories of items."""
         self.side, self.bags, self.first_key, num_keys = side, bags, side.features[0].first, side.features[0].rows
-        self.in_history, self.varies = np.zeros((2, num_keys), np.int8)  # whether an item does
+        # Of each item: whether it stands in a history, and whether its further columns differ between rows.
+        self.in_history, self.varies = np.zeros((2, num_keys), np.int8)
         self.counts, self.firsts = np.zeros(num_keys, np.int64), np.full(num_keys, NOWHERE)
         self.numbers: list[np.ndarray] = []  # of items, from first_key, in the order of self.samples
         self.samples: list[Samples] = []
@@ -72,8 +73,8 @@ class Counting:
 
 
 def further_columns(items: Samples) -> Iterator[np.ndarray]:
-    """What tells items (n) apart besides the column that identifies them, (n, k) each: of several values their number
-    and sum."""
+    """Arrays (n, k) that differ where items (n) differ in the columns besides the one that identifies them. A column of
+    several values is represented by their number and sum."""
     yield items.ids[:, 1:]
     yield items.dense
     for bag in items.bags:

@@ -333,9 +333,9 @@ def lists(
 
 
 def misaligned(all_places: list[Places]) -> Iterator[Fault]:
-    """Rows in which two lists whose order matters are of equal length, and so many of their values are used, but not
-    those at the same places: their positions would not belong together. Lists of other lengths are left to the model.
-    """
+    """Rows in which two lists whose order matters are equally long and lack equally many values, but at different
+    places: once these are skipped, values at one position do not belong together. Lists of other lengths are left to
+    the model."""
     for first, second in itertools.combinations(all_places, 2):
         used = np.diff(first.offsets)
         alike = (first.sizes == second.sizes) & (used == np.diff(second.offsets))
