@@ -61,7 +61,7 @@ class WindowThread {
     LineHeader *requests_header, *replies_header;
     LineReader requests;
     LineWriter replies;
-    Words reply;  // not written yet from `num_written` on
+    Words reply{};  // not written yet from `num_written` on
     int64_t num_written = 0;
   };
 
