@@ -133,19 +133,13 @@ def time_steps(world, settings, s) -> dict:
 
 def calls_of(run) -> int:
     """Python calls of run(), without those made in waits, whose number depends on other ranks."""
-    from hetmpi.table.pushes import Pushes
-    from hetmpi.world.waiting import StallWarning, wait_for
     from hetmpi.world.world import World
 
-    waits = {
-        call.__code__
-        for call in (wait_for, World.receive_pending, StallWarning.check, StallWarning.nap, Pushes.await_all)
-    }
     num = depth = 0
 
     def see(frame, event, _):
         nonlocal num, depth
-        if event == "call" and (depth or frame.f_code in waits):
+        if event == "call" and (depth or frame.f_code is World.wait.__code__):
             depth += 1
         elif event == "call":
             num += 1

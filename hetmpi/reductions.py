@@ -19,7 +19,6 @@ from hetmpi.batch_norm import BatchNorm
 from hetmpi.errors import MissingLibrary
 from hetmpi.world.at_exit import at_exit
 from hetmpi.world.mpi import MPI, import_horovod
-from hetmpi.world.waiting import StallWarning
 from hetmpi.world.world import World
 
 DENSE_EXCHANGES = ("auto", "horovod", "mpi")
@@ -135,11 +134,13 @@ class MpiReductions:
 
     def synchronize(self, asked: Sum) -> torch.Tensor:
         """Waits for the result. Raises the error of MPI."""
-        with StallWarning(self.world, lambda: "for all ranks to sum the gradients of the dense layers") as stall:
-            while not asked.is_done.wait(LOOK_EVERY_S):
-                if not self._thread.is_alive():
-                    raise RuntimeError("MpiReductions: its thread has ended with an error of MPI")
-                stall.check()
+
+        def is_done() -> bool:
+            if not self._thread.is_alive() and not asked.is_done.is_set():
+                raise RuntimeError("MpiReductions: its thread has ended with an error of MPI")
+            return asked.is_done.is_set()
+
+        self.world.wait(is_done, "for all ranks to sum the gradients of the dense layers")
         if asked.error is not None:
             raise asked.error
         return asked.tensor

@@ -35,7 +35,7 @@ inline RecordFormat push_format(const RowOptimizer& rule) {
 
 class PushApplier {
  public:
-  // rings: one per origin, of records with clocks. They are drained only after start().
+  // rings: one per origin, of records with clocks. Those of watch() are drained.
   PushApplier(std::vector<RingConsumer> rings, Shard shard, RowOptimizer optimizer)
       : rings_(std::move(rings)),
         shard_(shard),
@@ -46,13 +46,16 @@ class PushApplier {
 
   ~PushApplier() { stop(); }
 
-  // Starts to apply the pushes in these rings; without rings no thread runs. REQUIRES: called once, before stop().
-  void start(const std::vector<int64_t>& rings) {
-    {
-      std::lock_guard<std::mutex> hold(lock_);
-      for (const int64_t ring : rings) watched_.push_back(&rings_.at(ring));
-    }
-    if (!rings.empty()) thread_ = std::thread([this] { run(); });
+  // The rings whose pushes are applied.
+  void watch(const std::vector<int64_t>& rings) {
+    std::lock_guard<std::mutex> hold(lock_);
+    watched_.clear();
+    for (const int64_t ring : rings) watched_.push_back(&rings_.at(ring));
+  }
+
+  // Starts the thread that drains them. REQUIRES: called once, before stop().
+  void start() {
+    thread_ = std::thread([this] { run(); });
   }
 
   // Ends the thread; records remain in the rings. May be called twice.

@@ -125,7 +125,8 @@ void bind_push_applier(py::module_& m) {
       .def("apply_record", &PyPushApplier::apply_record, py::arg("keys").noconvert(), py::arg("clocks").noconvert(),
            py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("grads").noconvert(),
            py::arg("squares").noconvert())
-      .def("start", &PyPushApplier::start, py::arg("rings"), "Begins to apply the pushes in these rings.")
+      .def("watch", &PyPushApplier::watch, py::arg("rings"), "The rings whose pushes are applied.")
+      .def("start", &PyPushApplier::start, "Starts the thread that applies them.")
       .def("stop", &PyPushApplier::stop)
       .def_property_readonly("num_histories", &PyPushApplier::num_histories, "Rows of which pushes are kept.");
   bind_node_rows<float>(m, "NodeRows");

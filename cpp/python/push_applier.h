@@ -36,7 +36,8 @@ class PyPushApplier {
     return applier_.drain();
   }
 
-  void start(const std::vector<int64_t>& rings) { applier_.start(rings); }
+  void watch(const std::vector<int64_t>& rings) { applier_.watch(rings); }
+  void start() { applier_.start(); }
 
   void stop() {
     py::gil_scoped_release release;

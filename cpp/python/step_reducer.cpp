@@ -1,11 +1,7 @@
 // StepReducer: an owner's side of a synchronous step.
 #include "owner/step_reducer.h"
 
-#include <sched.h>
-
-#include <chrono>
 #include <cstdint>
-#include <thread>
 #include <utility>
 
 #include "owner/ring.h"
@@ -16,20 +12,6 @@
 
 namespace hetmpi {
 namespace {
-
-// Waits by yielding the processor, and by sleeping if that takes long: ranks may outnumber cores.
-template <typename Ready>
-bool yield_until(Ready ready, double timeout_s) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
-  for (int tries = 0; !ready(); ++tries) {
-    if (std::chrono::steady_clock::now() >= deadline) return false;
-    if (tries < 50)
-      sched_yield();
-    else
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  return true;
-}
 
 class PyStepReducer {
  public:
@@ -51,9 +33,9 @@ class PyStepReducer {
     reducer_.begin(step, keys_.data(), order_.data(), grads_.data(), n);
   }
 
-  bool poll(double timeout_s) {
+  bool poll() {
     py::gil_scoped_release release;
-    return yield_until([this] { return reducer_.poll(); }, timeout_s);
+    return reducer_.poll();
   }
 
   int64_t apply(const RowOptimizer& optimizer) {
@@ -88,7 +70,7 @@ void bind_step_reducer(py::module_& m) {
            "rings: one per rank, in rank order. applied (1,) or longer: its first number counts the steps applied.")
       .def("begin", &PyStepReducer::begin, py::arg("step"), py::arg("keys").noconvert(), py::arg("order").noconvert(),
            py::arg("grads").noconvert())
-      .def("poll", &PyStepReducer::poll, py::arg("timeout_s"))
+      .def("poll", &PyStepReducer::poll)
       .def("apply", &PyStepReducer::apply, py::arg("optimizer"))
       .def_property_readonly("awaited", &PyStepReducer::awaited);
 }

@@ -11,7 +11,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
-from hetmpi.world.waiting import StallWarning, ranks_text
+from hetmpi.world.waiting import ranks_text
 
 
 @dataclass
@@ -48,21 +48,14 @@ class Mailbox:
         }
         self._ends = [self.rings.get(rank) for rank in range(world.size)]
 
-    def send(self, message: Message, ends_step: bool, while_waiting) -> int:
-        """Sends every owner of the node its rows. ends_step: as in Message.packed.
-
-        while_waiting() is called repeatedly while a ring is full: it must drain this rank's own inbox and let
-        MPI progress, or ranks that send to each other would deadlock. Returns the bytes of the message for all other
-        ranks."""
+    def send(self, message: Message, ends_step: bool) -> int:
+        """Sends every owner of the node its rows; waits while a ring is full. ends_step: as in Message.packed. Returns
+        the bytes of the message for all other ranks."""
         route, world = message.route, self.memory.world
         if self.rings:
             sending = _C.RingWriter(self._ends, message.packed(ends_step), self.record)
             reason = f"in step {message.step + 1} for {{}} to make room for its gradients"
-            if not sending.proceed():
-                with StallWarning(world, lambda: reason.format(ranks_text(sending.full))) as stall:
-                    while not sending.proceed():
-                        while_waiting()
-                        stall.check()
+            world.wait(sending.proceed, lambda: reason.format(ranks_text(sending.full)))
         parts = route.order[: route.first[world.rank]], route.order[route.first[world.rank + 1] :]
         return sum(self.record.num_bytes(part, message.counts) for part in parts)
 

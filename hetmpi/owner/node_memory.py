@@ -10,7 +10,6 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.counters import Counters
-from hetmpi.in_flight import InFlight, finish
 from hetmpi.owner.route import Route
 from hetmpi.owner.row_files import FileShard, FileStore, open_files
 from hetmpi.owner.store import LEAST_HUGE, Layout, Shard
@@ -39,7 +38,7 @@ class NodeMemory:
         check_memory(world, layouts)
         if store is not None:
             check_pages(world, store.pages(layouts[world.rank]) * PAGESIZE)
-        self._shared = MPI.Win.Allocate_shared(layouts[world.rank].nbytes, 1, comm=world.node)
+        self._shared = world.share_memory(layouts[world.rank].nbytes)
         self.on_node = {
             rank: (Shard if store is None else FileShard)(
                 self._part(place), layouts[rank], _C.Directory(partition, rank)
@@ -113,12 +112,8 @@ class NodeMemory:
     def fence(self, what: str = "for all ranks to come as far"):
         """Barrier over all ranks. Stores made before it are visible to all ranks after it. what: reason for messages,
         as for StallWarning. Collective."""
-        finish(self.fencing(what))
-
-    def fencing(self, what: str) -> InFlight[None]:
-        """As fence()."""
         self._shared.Sync()
-        yield from self.world.meeting(what)
+        self.world.meet(what)
         self._shared.Sync()
 
     def free(self):

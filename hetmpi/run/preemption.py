@@ -14,7 +14,6 @@ import numpy as np
 from hetmpi.world.early_signals import remove_segments
 from hetmpi.world.launch import LEFT_EARLY
 from hetmpi.world.mpi import MPI
-from hetmpi.world.waiting import wait_for
 from hetmpi.world.world import World
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
@@ -94,4 +93,4 @@ class Preemption:
             self._await("at exit for all ranks")
 
     def _await(self, what: str):
-        wait_for(self._world, self._request.Test, what)
+        self._world.wait(self._request.Test, what)

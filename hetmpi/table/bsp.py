@@ -31,10 +31,7 @@ from hetmpi.table.batch import Keys, check_room
 from hetmpi.table.client import Client, TableContext, check_finite
 from hetmpi.wire.requests import ANNOUNCED, UNANNOUNCED, Reply, Request, Requests
 from hetmpi.wire.transport import choose, trial_ms
-from hetmpi.world.waiting import StallWarning, wait_for
 
-POLL_S = 0.001
-NAP_S = 50e-6  # between two looks for messages: short compared with a step, long compared with a look
 LEAST_AHEAD_MS = 3.0  # for 2,048 random rows; on faster networks it gains 3 % (docs/results.md, "Across hosts")
 
 
@@ -66,7 +63,7 @@ class BspClient(Client):
             [ms] = trial_ms(self._world, [self.transport], context.partition, context.num_rows)
             self.pays_ahead = bool(ms >= LEAST_AHEAD_MS)
         self._ahead: deque[Announced] = deque()
-        self._world.receivers.add(self)
+        self._world.receivers[self] = None
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         step = self.context.step + self._is_written  # that this rank has written
@@ -79,7 +76,7 @@ class BspClient(Client):
         yield from in_span(self._spans("drain"), self.settling(meets=False))
         with self._spans("fetch"):
             what = f"in step {step} for the ranks of its node to apply the gradients"
-            wait_for(self._world, lambda: self.transport.has_applied(step), what)
+            self._world.wait(lambda: self.transport.has_applied(step), what)
             self.context.counters.row_bytes += self._reader.read("weight", keys.route, rows)
         yield  # the other tables of a group settle, whose requests are in the same round
         if reply is not None:
@@ -146,7 +143,7 @@ class BspClient(Client):
             self._post(message)
         yield  # the other tables of a group join the post
         self.transport.send_posts()
-        self.context.counters.push_bytes += self._near.send(message, True, self._world.receive_pending)
+        self.context.counters.push_bytes += self._near.send(message, True)
         self.context.counters.pushed += len(values)
 
     def _post(self, message: Message):
@@ -177,7 +174,7 @@ class BspClient(Client):
             yield  # as often as a table that was written: then all tables of a group have settled
         if self._is_written:
             if meets:
-                yield from self.context.memory.fencing(f"in step {self.step + 1} for all ranks to apply the gradients")
+                self.context.memory.fence(f"in step {self.step + 1} for all ranks to apply the gradients")
             self.context.step += 1
             self._is_written = False
 
@@ -185,12 +182,7 @@ class BspClient(Client):
         """Waits for the gradients of all ranks in this step and applies them to this rank's rows."""
         self.transport.publish()
         yield
-        self.transport.progress()
-        poll_s = POLL_S if self._world.is_one_node else NAP_S  # those of other nodes come by progress
-        with StallWarning(self._world, self._awaited) as stall:
-            while not self._reducer.poll(poll_s):
-                self._world.receive_pending()
-                stall.check()
+        self._world.wait(self._reducer.poll, self._awaited)
         self.context.rule.set_step(self.context.optimizer.lr_at(self.step), self.step + 1)
         self._reducer.apply(self.context.rule)
         self._is_open = False
@@ -199,10 +191,9 @@ class BspClient(Client):
         return f"in step {self.step + 1} for the gradients of rank {self._reducer.awaited}"
 
     def receive_pending(self):
-        """Receives gradients while this rank waits for others (World.receive_pending)."""
-        self.transport.progress()
+        """Takes the gradients that have arrived, while this rank waits for others (World.wait)."""
         if self._is_open:
-            self._reducer.poll(NAP_S)
+            self._reducer.poll()
 
     def await_owners(self):
         finish(self.settling())
@@ -214,5 +205,5 @@ class BspClient(Client):
         if self.transport.rounds.awaits(self.transport):
             finish(self.settling())  # others wait for this rank's replies
         self._world.meet("for all ranks to close the table")  # receives their gradients meanwhile
-        self._world.receivers.discard(self)
+        self._world.receivers.pop(self, None)
         self.transport.close()

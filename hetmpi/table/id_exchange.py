@@ -7,12 +7,11 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.open_rows import ID
 from hetmpi.world.mpi import MPI
-from hetmpi.world.waiting import wait_for
 from hetmpi.world.world import World
 
 
 def finish(world: World, request):
-    wait_for(world, request.Test, "for all ranks to look up ids")
+    world.wait(request.Test, "for all ranks to look up ids")
 
 
 def of_all(world: World, parts: dict[str, np.ndarray], most: dict[str, int] | None = None) -> dict[str, np.ndarray]:

@@ -3,8 +3,6 @@ next request (wire/requests.py)."""
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from hetmpi import _C
@@ -12,9 +10,8 @@ from hetmpi.owner.mailbox import Mailbox, Message
 from hetmpi.owner.route import Route
 from hetmpi.table.client import TableContext, check_finite
 from hetmpi.wire.requests import FLUSH, Request, Requests
-from hetmpi.world.waiting import StallWarning, ranks_text
+from hetmpi.world.waiting import ranks_text
 
-NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
 MAX_IDLE_WRITES = 8  # successive writes without a request
 
 
@@ -45,7 +42,7 @@ class Pushes:
         message = Message(self._context.step, route, sums, *times, keys)
         if not self._on_node.issuperset(route.owners):
             self.held.append(message)
-        self._context.counters.push_bytes += self._mailbox.send(message, False, self._drain)
+        self._context.counters.push_bytes += self._mailbox.send(message, False)
         self._context.counters.pushed += len(keys)
 
     def progress(self):
@@ -86,17 +83,8 @@ class Pushes:
 
     def await_all(self):
         """Waits until the owners have applied all gradients that this rank sent."""
-        with StallWarning(self._context.world, self._awaited) as stall:
-            while self._mailbox.behind():
-                self._drain()
-                stall.check()
+        self._context.world.wait(lambda: not self._mailbox.behind(), self._awaited)
 
     def _awaited(self) -> str:
         behind = ranks_text(self._mailbox.behind())
         return f"in step {self._context.step + 1} for {behind} to apply its gradients"
-
-    def _drain(self):
-        """Applies received gradients while this rank waits."""
-        if not self._owner.drain():
-            self._context.world.progress()
-            time.sleep(NAP_S)

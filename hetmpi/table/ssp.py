@@ -49,11 +49,14 @@ class SspClient(Client):
         )
         self._set_rates(0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # of a table that is dropped without close()
-        self._stop = at_exit(context.world, nothing, self._owner.stop)
+        self._stop = at_exit(context.world, nothing, partial(context.world.stop, self._owner))
         world, origins = context.world, context.memory.layouts[context.world.rank].origins
         make = partial(Requests, context.memory, context.record, self._arrays, self._owner)
         self.transport, self.why = choose(world, exchange, make, context.partition, context.num_rows)
-        self._owner.start([ring for ring, origin in enumerate(origins) if origin % world.size != world.rank])
+        if rings := [ring for ring, origin in enumerate(origins) if origin % world.size != world.rank]:
+            self._owner.watch(rings)
+            world.start(self._owner)
+            world.receivers[self] = None
         self._reader = ShardReader(context.memory, self._owner)
         if world.is_one_node:
             context.set_batches_per_pull(1)  # there is nothing to fetch ahead
@@ -242,6 +245,10 @@ class SspClient(Client):
         self._pushes.progress()
         self._pushes.deliver()
 
+    def receive_pending(self):
+        """Applies the gradients that have arrived, while this rank waits for others (World.wait)."""
+        self._owner.drain()
+
     def resume_at(self, step: int):
         self.context.step = step
         self._set_rates(step)
@@ -249,5 +256,6 @@ class SspClient(Client):
     def close(self):
         self._pulls.drop_all()
         self.context.world.meet("for all ranks to close the table")  # the owner serves ranks that still read and write
+        self.context.world.receivers.pop(self, None)
         self._stop()
         self.transport.close()

@@ -29,7 +29,6 @@ from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
 from hetmpi.wire.rounds import MakeWire, Round, Rounds
 from hetmpi.wire.sections import Section
-from hetmpi.world.waiting import wait_for
 
 UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)  # reasons, whose texts are in cpp/wire/round.h
 
@@ -159,12 +158,7 @@ class Requests:
 
     def publish(self):
         """Waits until the posts have left, before this rank waits for those of others."""
-        wait_for(self.world, self.rounds.wire.publish, "for other ranks to make room for its gradients")
-
-    def progress(self):
-        """Lets messages leave, and takes and answers those of other ranks, without waiting."""
-        self.world.progress()
-        self.rounds.poll()
+        self.world.wait(self.rounds.wire.publish, "for other ranks to make room for its gradients")
 
     def has_applied(self, step: int) -> bool:
         """Whether all owners of this node have applied so many steps; at s = 0."""

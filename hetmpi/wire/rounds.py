@@ -24,7 +24,7 @@ from hetmpi import _C
 from hetmpi.wire.rails import Rails
 from hetmpi.wire.sections import Sections
 from hetmpi.wire.wire import Lines, Wire
-from hetmpi.world.waiting import ranks_text, wait_for
+from hetmpi.world.waiting import ranks_text
 from hetmpi.world.world import World
 
 REQUEST, REPLY, POST = 1, 2, 3  # tags
@@ -74,6 +74,7 @@ class Rounds:
         self.wire = make_wire(lines)
         if not world.is_one_node:
             world.wires.add(self.wire)
+            world.receivers[self] = None
         self.clients = [] if self.wire.has_thread else self.rails.clients
         self.is_broken = False
         self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
@@ -111,10 +112,11 @@ class Rounds:
         if not self.is_broken:
             self.finish(receives=True)
             what = "for other ranks to receive its last message about the table"
-            wait_for(self.world, lambda: self.poll() and self.wire.publish() and self.wire.is_idle, what)
+            self.world.wait(lambda: self.poll() and self.wire.publish() and self.wire.is_idle, what)
         # A wire may reach a rank that makes no call. Also where the messages are broken, as others may not know it.
         self.world.meet("for all ranks to close the table")
         self.world.wires.discard(self.wire)
+        self.world.receivers.pop(self, None)
         if not self.is_broken:
             self.wire.free()
         tables.clear()  # breaks the reference cycle, which frees the table's memory at once
@@ -171,6 +173,8 @@ class Rounds:
                     self.sections.count(reply)
                     self.wire.send(self.clients[i], REPLY, reply)
         return not self._tags
+
+    receive_pending = poll
 
     def missing(self) -> list[int]:
         """The clients from whom fewer messages have come than this rank has sent."""
@@ -248,7 +252,7 @@ class Rounds:
             return
         if not self._is_exact:  # the pushes of its clients are applied now, at this place of the rank's step
             self._expect(round_.reasons)
-        wait_for(self.world, lambda: self.poll() and self.server.num_answered > round_.number, self._unserved)
+        self.world.wait(lambda: self.poll() and self.server.num_answered > round_.number, self._unserved)
 
     def _unserved(self) -> str:
         missing = self.missing()
@@ -272,7 +276,7 @@ class Rounds:
             earlier.requests, earlier.replies = {}, {}  # breaks the reference cycle, which frees their memory at once
             self._rounds.popleft()
         # Another rank may need the reply before it can come to this rank's next call.
-        wait_for(self.world, self.wire.publish, "for other ranks to make room for its messages")
+        self.world.wait(self.wire.publish, "for other ranks to make room for its messages")
 
     def _receive_from(self, partners: list[int], tag: int, found: dict[int, np.ndarray]) -> list[np.ndarray]:
         """The next message of each partner. found: those that are here already; has all that came after an error."""
@@ -288,5 +292,5 @@ class Rounds:
             return len(found) == len(partners)
 
         what = "to read or write the table as often as it does"
-        wait_for(self.world, look, lambda: f"for {ranks_text(missing())} {what}")
+        self.world.wait(look, lambda: f"for {ranks_text(missing())} {what}")
         return [found[partner] for partner in partners]

@@ -54,7 +54,7 @@ class Windows:
         self._free = at_exit(world, partial(free_window, self._window), self._core.stop)
         self._has_failed = False  # the thread has, and this rank has raised its error
         self._world = world
-        world.receivers.add(self)
+        world.receivers[self] = None
         self._is_posted = False  # operations since the last flush
 
     def send(self, partner: int, tag: int, message: np.ndarray):
@@ -108,7 +108,7 @@ class Windows:
         return self.publish()
 
     def free(self):
-        self._world.receivers.discard(self)
+        self._world.receivers.pop(self, None)
         self._free()
 
 

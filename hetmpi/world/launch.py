@@ -22,7 +22,6 @@ from hetmpi.errors import ReportedElsewhere, UserError, one_line
 from hetmpi.world.early_signals import leave_interrupts_to_python, remove_segments
 from hetmpi.world.mpi import MPI, SPEAK_DELAY_S, local_rank
 from hetmpi.world.oversubscription import missing_naps
-from hetmpi.world.waiting import wait_for
 from hetmpi.world.world import World
 
 LONGEST_DELAY_S = 6.0
@@ -83,7 +82,7 @@ def leave_together(world: World):
     if MPI.Is_finalized():
         return
     meeting = world.comm.Ibarrier()
-    wait_for(world, lambda: meeting.Test() or time.sleep(0.001), "at exit for the other ranks")
+    world.wait(lambda: meeting.Test() or time.sleep(0.001), "at exit for the other ranks")
     hvd = sys.modules.get("horovod.torch")
     if hvd is not None and hvd.is_initialized():
         hvd.barrier()  # run by Horovod's threads: no main thread is in an MPI call when MPI ends

@@ -19,6 +19,7 @@ LISTEN_EVERY_S = 0.05
 NAP_S = 0.0005
 CROWDED_SHARE = 0.25  # of the time waited so far: naps of a rank that has no core of its own
 CROWDED_NAPS_S = 0.0001, 0.005  # shortest and longest
+NUM_YIELDS, SHORT_NAP_S = 50, 50e-6  # of a wait of a rank with a core of its own; the nap is short beside a step
 MOST_NAMED = 4
 
 
@@ -91,6 +92,7 @@ class StallWarning:
     with StallWarning(world, lambda: "in step 3 for rank 1") as stall:
         while not is_done():
             stall.check()
+            stall.nap()
     """
 
     def __init__(self, world, what: Callable[[], str]):
@@ -99,6 +101,7 @@ class StallWarning:
         self._notices, self._what = world.notices, what
         self._began, self._thread_began = time.monotonic(), time.thread_time()
         self._listens_at = self._next_look_at = self._began + min(LISTEN_AFTER_S, self._notices.warn_after_s)
+        self._num_naps = 0
         self._notified_at: float | None = None  # time of this rank's notice
         self._has_warned = False
 
@@ -130,12 +133,15 @@ class StallWarning:
                 print(text, file=sys.stderr, flush=True)
 
     def nap(self):
-        """Leaves the core to others for a moment: where ranks outnumber cores, the rank that is awaited needs it."""
-        if not self._notices.is_crowded:
+        """Leaves the core to others for a moment: other threads, and where ranks outnumber cores the awaited rank."""
+        self._num_naps += 1
+        if self._notices.is_crowded:
+            shortest, longest = CROWDED_NAPS_S
+            time.sleep(min(max(shortest, CROWDED_SHARE * (time.monotonic() - self._began)), longest))
+        elif self._num_naps <= NUM_YIELDS:
             os.sched_yield()
-            return
-        shortest, longest = CROWDED_NAPS_S
-        time.sleep(min(max(shortest, CROWDED_SHARE * (time.monotonic() - self._began)), longest))
+        else:
+            time.sleep(SHORT_NAP_S)
 
     def __enter__(self) -> StallWarning:
         return self
@@ -144,17 +150,3 @@ class StallWarning:
         self._notices.polled_s += time.thread_time() - self._thread_began
         if self._notified_at is not None:
             self._notices.send(None)
-
-
-def wait_for(world, look, what: str | Callable[[], str]):
-    """Polls look() until it returns a true value, and returns that. Warns if the wait lasts long. Meanwhile it receives
-    what others send (world.receive_pending), as they may wait for room here. what: as for StallWarning, or its text."""
-    found = look()
-    if found:
-        return found
-    with StallWarning(world, what if callable(what) else lambda: what) as stall:
-        while not (found := look()):
-            world.receive_pending()
-            stall.check()
-            stall.nap()
-    return found

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from hetmpi.errors import ReportedElsewhere, UserError
-from hetmpi.in_flight import InFlight, finish
 from hetmpi.world.cores import usable_cores
 from hetmpi.world.mpi import MPI, check_launcher, check_one_mpi, import_horovod, mpi_libraries, start_mpi
 from hetmpi.world.same_build import check_same_build, own_build
-from hetmpi.world.waiting import StallNotices, wait_for
+from hetmpi.world.waiting import StallNotices, StallWarning
 
 
 class World:
@@ -31,7 +30,7 @@ class World:
     rank, size      this rank and the number of ranks
     num_cores       processors that the ranks of this host may use together
     notices         notices about long waits
-    receivers       objects whose receive_pending() receives messages for this rank's tables
+    receivers       keys: objects whose receive_pending() receives what others send to this rank, called by each wait
     wires           wires between nodes, of all worlds of this program: their data move only while ranks call MPI
     """
 
@@ -56,7 +55,7 @@ class World:
         self.num_cores = usable_cores(set().union(*here))
         is_crowded = len(here) > self.num_cores or "_naps" in os.environ.get("LD_PRELOAD", "")
         self.notices = StallNotices(self.comm.Dup(), list(hosts), is_crowded)
-        self.receivers = weakref.WeakSet()
+        self.receivers = weakref.WeakKeyDictionary()  # in the order of their entries
         self._place(ranks_per_node)
 
     def _place(self, ranks_per_node: int | None):
@@ -106,25 +105,42 @@ class World:
                 "on another communicator, or without MPI; a process can train in one world at a time"
             )
 
-    def progress(self):
-        """Lets MPI progress messages of other ranks while this rank polls memory."""
-        self.comm.Iprobe()
-
     def meet(self, what: str):
         """Barrier over all ranks, with a warning if it lasts long. what: as for StallWarning. Collective."""
-        finish(self.meeting(what))
+        self.wait(self.comm.Ibarrier().Test, what)
 
-    def meeting(self, what: str) -> InFlight[None]:
-        """As meet()."""
-        request = self.comm.Ibarrier()
-        yield
-        wait_for(self, request.Test, what)
+    def wait(self, look: Callable[[], Any], what: str | Callable[[], str]):
+        """Polls look() until it returns a true value, and returns that: the loop of every wait for other ranks.
+        Meanwhile this rank receives what others send, for all of its tables: the awaited rank may itself wait for room
+        here, or for a reply. Warns if the wait lasts long. what: as for StallWarning, or its text."""
+        found = look()
+        if found:
+            return found
+        with StallWarning(self, what if callable(what) else lambda: what) as stall:
+            while not (found := look()):
+                self.receive_pending()
+                stall.check()
+                stall.nap()
+        return found
 
     def receive_pending(self):
-        """Receives messages of other ranks for this rank's tables. To be called by every wait: the awaited rank may
-        itself wait for room in the rings of another table here."""
-        for table in list(self.receivers):
-            table.receive_pending()
+        """Receives what other ranks have sent to this one, without waiting."""
+        if self.wires:
+            self.comm.Iprobe()  # MPI moves data only in calls
+        for receiver in list(self.receivers):
+            receiver.receive_pending()
+
+    def start(self, thread):
+        """Starts a thread of the core."""
+        thread.start()
+
+    def stop(self, thread):
+        """Stops a thread of the core, whether it was started or not; may be called twice."""
+        thread.stop()
+
+    def share_memory(self, nbytes: int) -> MPI.Win:
+        """Memory of this rank, of nbytes, in a window over the ranks of its node. Collective over the node."""
+        return MPI.Win.Allocate_shared(nbytes, 1, comm=self.node)
 
     def compute_threads(self) -> int:
         """Compute threads per rank: OMP_NUM_THREADS if set, otherwise an equal share of the cores that this node's

@@ -1037,7 +1037,8 @@ struct Owner {
         applier(std::make_unique<PushApplier>(rings.ends(), rows.shard(), optimizer_of("sgd"))) {
     const double lr = 1;
     applier->set_step(&lr, 1, 1);
-    applier->start(watched);
+    applier->watch(watched);
+    applier->start();
   }
 
   void apply(const Batch& batch) { applier->apply(batch.from(0), batch.order.data(), batch.size()); }

@@ -9,7 +9,7 @@ from test_table import make_table
 
 from hetmpi.reductions import MpiReductions
 from hetmpi.table.staleness import Staleness
-from hetmpi.world.waiting import StallNotices, ranks_text, wait_for
+from hetmpi.world.waiting import StallNotices, ranks_text
 from hetmpi.world.world import World
 
 LATE_S = 1.5
@@ -122,7 +122,7 @@ def test_ranks_that_wait_for_different_things_are_all_named(impatient, capfd):
     """Rank r waits for a fixed time. The ranks do not wait for each other, but the lowest one prints for all."""
     until = time.monotonic() + LATE_S
     impatient.comm.Barrier()
-    wait_for(impatient, lambda: time.monotonic() > until, f"for thing {impatient.rank}")
+    impatient.wait(lambda: time.monotonic() > until, f"for thing {impatient.rank}")
     told = capfd.readouterr().err
     assert told.count("hetmpi:") == (impatient.rank == 0)
     for rank in range(impatient.size):
@@ -154,7 +154,7 @@ def test_ranks_are_listed_up_to_a_few():
 def test_a_rank_without_a_core_of_its_own_looks_less_often_the_longer_it_waits(world, monkeypatch):
     monkeypatch.setattr(world.notices, "is_crowded", True)
     looks, until = [], time.monotonic() + 0.3
-    assert wait_for(world, lambda: looks.append(time.monotonic()) or time.monotonic() > until, "for the test")
+    assert world.wait(lambda: looks.append(time.monotonic()) or time.monotonic() > until, "for the test")
     assert 10 < len(looks) < 200  # every 5 ms in the end
 
 

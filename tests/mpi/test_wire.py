@@ -10,7 +10,6 @@ from hetmpi import CacheSettings, EmbeddingTable, RowOptimizer, Staleness
 from hetmpi.wire.messages import Messages
 from hetmpi.wire.rails import Rails
 from hetmpi.wire.wire import Lines
-from hetmpi.world.waiting import wait_for
 from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
@@ -51,7 +50,7 @@ def test_messages_arrive_whole_and_in_order(far, make, expects):
             for tag in (ASK, ANSWER):
                 found = wait_for_message(far, wire, rank, tag)
                 assert np.array_equal(found, message_of(rank, tag * 1000 + number, lengths_of(rank)[number]))
-    wait_for(far, lambda: wire.is_idle, "for messages to be received")
+    far.wait(lambda: wire.is_idle, "for messages to be received")
     far.meet("for all ranks to have received their messages")
     wire.free()
 
@@ -64,7 +63,7 @@ def wait_for_message(world, wire, rank, tag):
         found.extend([] if message is None else [message])
         return bool(found)
 
-    wait_for(world, look, "for a message")
+    world.wait(look, "for a message")
     return found[0]
 
 
@@ -74,7 +73,7 @@ def test_what_is_published_arrives_without_another_call_of_its_sender(far, make)
     if far.rank == 0:
         for rank in range(1, far.size):
             wire.send(rank, ASK, message_of(0, 0, 50))
-        wait_for(far, wire.publish, "for room")
+        far.wait(wire.publish, "for room")
     else:
         found = wait_for_message(far, wire, 0, ASK)
         assert np.array_equal(found, message_of(0, 0, 50))

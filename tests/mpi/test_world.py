@@ -147,7 +147,7 @@ def test_waits_of_a_world_receive_for_the_tables_of_its_smaller_nodes(world):
 
     whole, table = World(world.comm), Table()
     parts = whole.split(1)
-    parts.receivers.add(table)
+    parts.receivers[table] = None
     whole.receive_pending()
     assert parts.node_ranks == [world.rank] and whole.node.size == world.node.size
     assert (parts.comm, parts.notices, table.num_drained) == (whole.comm, whole.notices, 1)

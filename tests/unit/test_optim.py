@@ -59,7 +59,7 @@ def rows_after(grads, touched, lr, rule="adam", **settings):
         keys = np.flatnonzero(touch)
         rule.set_step(lr, step)
         owner.begin(step, keys, keys, grad)
-        assert owner.poll(0.0)
+        assert owner.poll()
         owner.apply(rule)
         rows.append(weight.copy())
         assert applied == step
@@ -137,7 +137,7 @@ def test_l1_acts_on_first_rows_in_their_first_step_and_not_before():
     owner = _C.StepReducer(rings, 0, weight, state, clock, marks, directory, applied)
     rule.set_step(1.0, 1)
     owner.begin(1, np.array([0]), np.array([0]), np.zeros((1, 4), np.float32))
-    assert owner.poll(0.0)
+    assert owner.poll()
     owner.apply(rule)
     assert weight.tolist() == [[0, 0, 1.5, -1.5], [0.25, -0.25, 2, -2]]
 
