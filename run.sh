@@ -21,6 +21,7 @@ usage: ./run.sh COMMAND
   test [PYTEST ARGS]        run the tests at 1 and 3 ranks: about half an hour on two cores
   test quick [PYTEST ARGS]  run those that start no programs, at 1 and 2 ranks: about two minutes
   test all [PYTEST ARGS]    run the longest too
+  simulate [KEY=VALUE ...]  run the protocol on many ranks of one process, in random orders of events
   demo                      in about a minute: what a staleness bound gains and costs, on four ranks, and the report of it
   lint                      check how code is written: ruff and clang-format
   inspect PATH              what data=tabular would make of CSV or Parquet files, as a yaml to start from
@@ -256,7 +257,7 @@ main() {
   local command=${1:-help}
   shift || true
   case $command in
-    setup | train | demo | report | inspect | predict | export | doctor | slurm-trial) set_up ;;
+    setup | train | demo | report | inspect | predict | export | doctor | simulate | slurm-trial) set_up ;;
     bench) set_up bench ;;
     docs) set_up docs ;;
     lint) set_up test ;;
@@ -275,6 +276,7 @@ main() {
     report | inspect | export) exec python -m "hetmpi.$command" "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
+    simulate) PYTHONPATH="$ROOT:$ROOT/tests/support" exec python "$ROOT/tests/support/sim.py" "$@" ;;
     docs) run_docs "$@" ;;
     slurm-trial) exec "$ROOT/tools/slurm_trial.sh" "$@" ;;
   esac

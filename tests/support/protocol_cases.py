@@ -127,7 +127,7 @@ class Checked:
     def check_rows(self, what: str, keys: torch.Tensor, rows, done: int, since: int, until: int):
         """Checks rows of keys (n,) that have this rank's writes before step `done` and any of the others' before
         `until`; if they are never cached, all before `since`."""
-        self.seen.append((what, np.copy(rows)))
+        self.seen.append((what, np.asarray(rows).copy()))
         begin = self.never_cached[keys, None] * self.others[:, since][:, keys]
         bounds = self.own[done, keys] + begin.sum(0) + self.others[:, until][:, keys] - begin
         if self.table.optimizer.rule == "sgd":

@@ -124,7 +124,9 @@ class Simulation:
         speeds = (1.0, 1.0, 1.0, 0.1, 0.01) if stalls else (1.0,)
         self.speed = [self.draw.choice(speeds) for _ in node_of]
         self.pauses = self.draw.choice((0.0, 0.1, 0.5)) if stalls else 0.0
-        self.chances = self.draw.choice(((0.5, 0.8), (0.8, 0.9), (0.3, 0.4), (0.3, 0.9), (0.05, 0.5)))
+        # Of a message, and of a message or a rank rather than a thread of the core.
+        kinds = ((0.5, 0.8), (0.8, 0.9), (0.3, 0.4), (0.3, 0.9), (0.05, 0.5))
+        self.chances = self.draw.choice(kinds) if stalls else (0.98, 0.99)
 
     # Ranks.
 
@@ -234,7 +236,7 @@ class Simulation:
             number = self.draw.random()
             if self.busy_lines and (number < self.chances[0] or not self.awake):
                 self.deliver(self.busy_lines.draw(self.draw))
-            elif self.threads and chance_of_thread(number, self.chances):
+            elif self.threads and number >= self.chances[1]:
                 self.run_thread(self.threads[int(self.draw.random() * len(self.threads))])
             elif self.awake:
                 rank = self.awake.draw(self.draw)
@@ -309,10 +311,6 @@ class IdOf:
 
     def __hash__(self):
         return id(self.line)
-
-
-def chance_of_thread(number: float, chances: tuple[float, float]) -> bool:
-    return number >= chances[1]
 
 
 class Meeting:
