@@ -486,7 +486,7 @@ class Training:
         table.exchange=auto had a choice."""
         ahead = "true" if build.batches_ahead(self.config, self.tables) else "false"
         return [
-            f"table.exchange={table.client.transport.name} table.look_ahead={ahead} "
+            f"table.exchange={table.client.channel.name} table.look_ahead={ahead} "
             f"table.batches_per_pull={table.client.context.batches_per_pull}: {table.client.why}"
             for table in self.tables.values()
             if table.client.why is not None
@@ -587,7 +587,7 @@ class Training:
             "world_size": self.world.size,
             "is_one_node": self.world.is_one_node,
             "device": self.device.type,
-            "exchange": next(iter(self.tables.values())).client.transport.name,
+            "exchange": next(iter(self.tables.values())).client.channel.name,
             "look_ahead": build.batches_ahead(self.config, self.tables) > 0,
             "batches_per_pull": next(iter(self.tables.values())).client.context.batches_per_pull,
             "dense_exchange": "mpi" if isinstance(self.hvd, MpiReductions) else "horovod",

@@ -1,6 +1,6 @@
 // Server: takes the messages of the clients of this rank, has their pushes applied, and makes the replies. It does no
 // I/O and never waits: whoever receives messages puts them in, calls proceed(), and sends what take() returns. By
-// messages that is the rank's main thread (hetmpi/wire/rounds.py), by windows a thread of its own (window_thread.h).
+// messages that is the rank's main thread (hetmpi/wire/exchange.py), by windows a thread of its own (window_thread.h).
 //
 // A message is the number of words of each table's section, then the sections (hetmpi/wire/sections.py). Its pushes are
 // applied, by this rank or by the owners to whose rings they go on, before its rows are read; at s = 0 those of all

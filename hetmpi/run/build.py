@@ -319,8 +319,8 @@ def make_tables(
             cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
             batches_per_pull=per_pull, store=stores.get(name),
         )  # fmt: skip
-        if exchange == "auto" and made.client.transport.name is not None:
-            exchange = made.client.transport.name  # what the first table's trial has chosen
+        if exchange == "auto" and made.client.channel.name is not None:
+            exchange = made.client.channel.name  # what the first table's trial has chosen
     return TableGroup(tables)
 
 

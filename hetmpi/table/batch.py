@@ -12,7 +12,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.owner.route import Route
-from hetmpi.wire.requests import Reply
+from hetmpi.wire.channel import Reply
 
 MOST_AHEAD = 4  # batches announced and not read yet
 NO_ROWS = np.empty((0, 0), np.float32)

@@ -16,20 +16,20 @@ none.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.in_flight import InFlight, finish, in_span
 from hetmpi.owner.mailbox import Mailbox, Message
 from hetmpi.owner.route import Route
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Keys, check_room
 from hetmpi.table.client import Client, TableContext, check_finite
-from hetmpi.wire.requests import ANNOUNCED, UNANNOUNCED, Reply, Request, Requests
+from hetmpi.wire.channel import ANNOUNCED, UNANNOUNCED, Channel, Reply, Request
 from hetmpi.wire.transport import choose, trial_ms
 
 LEAST_AHEAD_MS = 3.0  # for 2,048 random rows; on faster networks it gains 3 % (docs/results.md, "Across hosts")
@@ -51,45 +51,49 @@ class BspClient(Client):
         self.context, self._world, self._cache, self._spans = context, context.world, context.cache, context.spans
         self._is_written = False  # a write is not yet settled
         self._near, self._reader = Mailbox(context.memory, context.record), ShardReader(context.memory)
-        make = partial(Requests, context.memory, context.record, ["weight"], None)
-        self.transport, self.why = choose(context.world, exchange, make, context.partition, context.num_rows)
+        make = partial(Channel, context.memory, context.record, ["weight"], None)
+        self.channel, self.why = choose(context.world, exchange, make, context.partition, context.num_rows)
         store = context.memory.local
         self._reducer = _C.StepReducer(
             store.rings, context.world.rank, *store.arrays, store.directory, store.applied, store.file
         )
         self._is_open = False  # the reducer waits for gradients of all ranks
         self.pays_ahead = False
-        if self.transport.is_collective:
-            [ms] = trial_ms(self._world, [self.transport], context.partition, context.num_rows)
+        if self.channel.is_collective:
+            [ms] = trial_ms(self._world, [self.channel], context.partition, context.num_rows)
             self.pays_ahead = bool(ms >= LEAST_AHEAD_MS)
         self._ahead: deque[Announced] = deque()
         self._world.receivers[self] = None
 
-    def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
-        step = self.context.step + self._is_written  # that this rank has written
-        with self._spans("fetch"):
-            rows = self._cache.empty((len(keys.array), self.context.dim), np.float32)
-            self.transport.rounds.check()
-            reply = self._requested(keys, step)
-            if reply is None:
-                reply = self.transport.ask(Request(UNANNOUNCED, keys.remote_route, len(rows), step))
-        yield from in_span(self._spans("drain"), self.settling(meets=False))
-        with self._spans("fetch"):
-            what = f"in step {step} for the ranks of its node to apply the gradients"
-            self._world.wait(lambda: self.transport.has_applied(step), what)
-            self.context.counters.row_bytes += self._reader.read("weight", keys.route, rows)
-        yield  # the other tables of a group settle, whose requests are in the same round
-        if reply is not None:
-            with self._spans("fetch"):
-                reply.serve()
-            yield
-        with self._spans("fetch"):
-            if reply is not None:
-                reply.receive()
-                reply.place(rows)
-            return self._cache.deliver(np.full(len(rows), -1), rows)  # no key has a line
+    @staticmethod
+    def read(clients: Sequence[BspClient], keys: Sequence[Keys]) -> list[torch.Tensor]:
+        exchange = clients[0].channel.exchange
+        exchange.check()
+        steps = [client.context.step + client._is_written for client in clients]  # that this rank has written
+        replies = [client._announced_reply(*each) for client, each in zip(clients, zip(keys, steps))]
+        with clients[0]._spans("fetch"):
+            asked = {}
+            for i, (client, its_keys) in enumerate(zip(clients, keys)):
+                if replies[i] is None and client.channel.must_ask(its_keys.remote_route):
+                    request = Request(UNANNOUNCED, its_keys.remote_route, len(its_keys.array), steps[i])
+                    replies[i] = asked[client.channel] = Reply(client.channel, request)
+            exchange.ask(asked)
+        BspClient._settle(clients)
+        delivered = []
+        for client, its_keys, step in zip(clients, keys, steps):
+            with client._spans("fetch"):
+                delivered.append(client._read_node(its_keys, step))
+        for client, reply, rows in zip(clients, replies, delivered):
+            with client._spans("fetch"):
+                if reply is not None:
+                    reply.receive()
+                    reply.place(rows)
+        return [
+            client._cache.deliver(np.full(len(rows), -1), rows)  # no key has a line
+            for client, rows in zip(clients, delivered)
+        ]
 
-    def _requested(self, keys: Keys, step: int) -> Reply | None:
+    def _announced_reply(self, keys: Keys, step: int) -> Reply | None:
         """The reply to the request of a batch that is read now, after `step` steps, if it has left. Drops batches
         announced earlier that were not read."""
         while self._ahead:
@@ -98,38 +102,59 @@ class BspClient(Client):
                 return batch.reply if batch.reply is not None and batch.reply.step == step else None
         return None
 
+    def _read_node(self, keys: Keys, step: int) -> np.ndarray:
+        """Rows (U, dim), in which those of this node are as they are after `step` steps."""
+        rows = self._cache.empty((len(keys.array), self.context.dim), np.float32)
+        what = f"in step {step} for the ranks of its node to apply the gradients"
+        self._world.wait(lambda: self.channel.has_applied(step), what)
+        self.context.counters.row_bytes += self._reader.read("weight", keys.route, rows)
+        return rows
+
     def peek(self, keys: Keys) -> torch.Tensor:
         if self._is_written:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
         return super().peek(keys)
 
-    def announce(self, keys: Keys):
-        if self._is_written:
-            raise RuntimeError(
-                "EmbeddingTable.prefetch: call it between a read and the write after it, not after write"
-            )
-        check_room(len(self._ahead))
-        if self.transport.is_collective:
-            self._ahead.append(Announced(keys))
+    @staticmethod
+    def announce(clients: Sequence[BspClient], keys: Sequence[Keys]):
+        for client, its_keys in zip(clients, keys):
+            if client._is_written:
+                raise RuntimeError(
+                    "EmbeddingTable.prefetch: call it between a read and the write after it, not after write"
+                )
+            check_room(len(client._ahead))
+            if client.channel.is_collective:
+                client._ahead.append(Announced(its_keys))
 
     def check_write(self):
-        self.transport.rounds.check()
+        self.channel.exchange.check()
         if self._is_written:
             raise RuntimeError(
                 "EmbeddingTable.write: this step is written already: read or flush before the next write"
             )
 
-    def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
-        yield from in_span(self._spans("push"), self._sending(keys, grads.cpu().numpy()))
-        if self._world.is_one_node or self.transport.rounds.awaits(self.transport):
-            yield from in_span(self._spans("drain"), self._applying())
-            yield  # the other tables of a group apply theirs, whose replies are in the same round
-        if self._ahead and self._ahead[0].reply is not None:
-            with self._spans("drain"):
-                self._ahead[0].reply.serve()  # rows of the next batch leave, and arrive during the dense allreduce
+    @staticmethod
+    def write(clients: Sequence[BspClient], keys: Sequence[Keys], grads: Sequence[torch.Tensor]):
+        exchange, is_one_node = clients[0].channel.exchange, clients[0]._world.is_one_node
+        messages = []
+        for client, its_keys, its_grads in zip(clients, keys, grads):
+            with client._spans("push"):
+                messages.append(client._begin_step(its_keys, its_grads.cpu().numpy()))
+        if not is_one_node:
+            with clients[0]._spans("push"):
+                exchange.post({client.channel: client._posted(each) for client, each in zip(clients, messages)})
+        for client, message in zip(clients, messages):
+            with client._spans("push"):
+                client.context.counters.push_bytes += client._near.send(message, True)
+                client.context.counters.pushed += len(message.values)
+        BspClient._apply([client for client in clients if is_one_node or exchange.awaits(client.channel)])
+        for client in clients:
+            if client._ahead and client._ahead[0].reply is not None:
+                with client._spans("drain"):
+                    client._ahead[0].reply.serve()  # rows leave, and arrive during the dense allreduce
 
-    def _sending(self, keys: Keys, values: np.ndarray) -> InFlight[None]:
-        """Sends each owner its rows of the step's gradients."""
+    def _begin_step(self, keys: Keys, values: np.ndarray) -> Message:
+        """Begins a step with this rank's gradients. Returns the message for the owners."""
         if self._cache.device.type != "cpu":
             check_finite(keys.array, values)
         own_keys, own_order = keys.route.of(self._world.rank)
@@ -138,50 +163,55 @@ class BspClient(Client):
             own_values, own_order = values[own_order], np.arange(len(own_order))
         self._reducer.begin(self.step, own_keys, own_order, own_values)
         self._is_written = self._is_open = True
-        message = Message(self.step, keys.route, values)
-        if not self._world.is_one_node:
-            self._post(message)
-        yield  # the other tables of a group join the post
-        self.transport.send_posts()
-        self.context.counters.push_bytes += self._near.send(message, True)
-        self.context.counters.pushed += len(values)
+        return Message(self.step, keys.route, values)
 
-    def _post(self, message: Message):
-        """Sends gradients to other nodes, and the request of the batch that is announced to be read next."""
-        request = Request(_C.PUSHES, Route.empty(self._world.size), len(message.values), pushes=[message])
-        if self._ahead and self._ahead[0].reply is None:
-            batch = self._ahead[0]
-            keys, step = batch.keys, self.step + 1
-            request = replace(request, reason=ANNOUNCED, route=keys.remote_route, num=len(keys.array), step=step)
-            batch.reply = self.transport.post(request)
-        else:
-            self.transport.post(request)
+    def _posted(self, message: Message) -> Reply:
+        """Gradients for other nodes, with the request of the batch that is announced to be read next."""
+        if not self._ahead or self._ahead[0].reply is not None:
+            none = Route.empty(self._world.size)
+            return Reply(self.channel, Request(_C.PUSHES, none, len(message.values), pushes=[message]))
+        batch = self._ahead[0]
+        route, num = batch.keys.remote_route, len(batch.keys.array)
+        batch.reply = Reply(self.channel, Request(ANNOUNCED, route, num, self.step + 1, pushes=[message]))
+        return batch.reply
 
     def flush(self):
-        self.transport.rounds.check()
+        self.channel.exchange.check()
+        BspClient.settle([self])
         with self._spans("drain"):
-            finish(self.settling())
-            self.transport.rounds.finish(receives=True)
+            self.channel.exchange.receive_all()
         for batch in self._ahead:
             batch.reply = None  # rows may be assigned before it is read
 
-    def settling(self, meets: bool = True) -> InFlight[None]:
-        """As in Client: applies the gradients of all ranks' last write. meets: whether to end with a barrier; not
-        needed before a read, which waits for the owners of its rows."""
-        if self._is_open:
-            yield from self._applying()
-        else:
-            yield  # as often as a table that was written: then all tables of a group have settled
-        if self._is_written:
-            if meets:
-                self.context.memory.fence(f"in step {self.step + 1} for all ranks to apply the gradients")
-            self.context.step += 1
-            self._is_written = False
+    @staticmethod
+    def settle(clients: Sequence[BspClient]):
+        """As in Client: applies the gradients of all ranks' last write."""
+        first = clients[0]
+        are_written = any(client._is_written for client in clients)
+        BspClient._settle(clients)
+        if are_written:
+            with first._spans("drain"):
+                first.context.memory.fence(f"in step {first.step} for all ranks to apply the gradients")
 
-    def _applying(self) -> InFlight[None]:
+    @staticmethod
+    def _settle(clients: Sequence[BspClient]):
+        """As settle(), without a barrier: a read waits for the owners of its rows."""
+        BspClient._apply(clients)
+        for client in clients:
+            client.context.step += client._is_written
+            client._is_written = False
+
+    @staticmethod
+    def _apply(clients: Sequence[BspClient]):
         """Waits for the gradients of all ranks in this step and applies them to this rank's rows."""
-        self.transport.publish()
-        yield
+        for client in clients:
+            if client._is_open:
+                with client._spans("drain"):
+                    client._apply_step()
+
+    def _apply_step(self):
+        publish = self.channel.exchange.wire.publish
+        self._world.wait(publish, "for other ranks to make room for its gradients")  # who may wait for them
         self._world.wait(self._reducer.poll, self._awaited)
         self.context.rule.set_step(self.context.optimizer.lr_at(self.step), self.step + 1)
         self._reducer.apply(self.context.rule)
@@ -196,14 +226,14 @@ class BspClient(Client):
             self._reducer.poll()
 
     def await_owners(self):
-        finish(self.settling())
+        BspClient.settle([self])
 
     def resume_at(self, step: int):
         self.context.step = self.context.memory.local.applied[0] = step
 
     def close(self):
-        if self.transport.rounds.awaits(self.transport):
-            finish(self.settling())  # others wait for this rank's replies
+        if self.channel.exchange.awaits(self.channel):
+            BspClient.settle([self])  # others wait for this rank's replies
         self._world.meet("for all ranks to close the table")  # receives their gradients meanwhile
         self._world.receivers.pop(self, None)
-        self.transport.close()
+        self.channel.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +12,6 @@ import torch
 from hetmpi import _C
 from hetmpi.counters import Counters
 from hetmpi.errors import NotFinite
-from hetmpi.in_flight import InFlight
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
 from hetmpi.owner.shards import ShardReader
@@ -20,20 +20,23 @@ from hetmpi.table.batch import Keys
 from hetmpi.table.cache import RowCache
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness
-from hetmpi.wire.requests import Requests
+from hetmpi.wire.channel import Channel
 from hetmpi.world.world import World
 
 
 class Client(Protocol):
     """One rank's side of a table. Keys are checked: int64, unique, in range.
 
+    The static methods are for tables that are used together: clients of one class, whose channels share an exchange.
+    Their messages have a section of each.
+
     context      the objects that EmbeddingTable passes
-    transport    communication of rows and gradients between nodes
-    why          reason in one sentence if a trial chose the transport
+    channel      communication of rows and gradients between nodes
+    why          reason in one sentence if a trial chose the wire
     num_histories  rows of this rank's shard of which it keeps pushes (cpp/owner/push_history.h)"""
 
     context: TableContext
-    transport: Requests
+    channel: Channel
     why: str | None
     _reader: ShardReader  # of this node's rows
     num_histories: int = 0
@@ -43,29 +46,32 @@ class Client(Protocol):
         """Steps written so far (BSP: and settled)."""
         return self.context.step
 
-    def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
-        """keys (U,) -> rows (U, dim) float32 on the table's device, as recent as the consistency model requires."""
+    @staticmethod
+    def read(clients: Clients, keys: Sequence[Keys]) -> list[torch.Tensor]:
+        """keys (U,) -> rows (U, dim) float32 on each table's device, as recent as the consistency model requires."""
+
+    @staticmethod
+    def announce(clients: Clients, keys: Sequence[Keys]) -> None:
+        """Announces the keys of a later read."""
+
+    @staticmethod
+    def write(clients: Clients, keys: Sequence[Keys], grads: Sequence[torch.Tensor]) -> None:
+        """Pushes gradients (U, dim), or keeps them pending for a later push."""
+
+    @staticmethod
+    def settle(clients: Clients) -> None:
+        """Completes the last write where other ranks depend on it, before this rank waits for them; by default they do
+        not. Collective."""
 
     def peek(self, keys: Keys) -> torch.Tensor:
         """The owners' rows, for evaluation; neither the cache nor the counters are used."""
         rows = np.empty((len(keys.array), self.context.dim), np.float32)
         self._reader.read("weight", keys.route, rows)
-        self.transport.fetch(keys.remote_route, rows, self.step)
+        self.channel.fetch(keys.remote_route, rows, self.step)
         return torch.from_numpy(rows).to(self.context.cache.device)
-
-    def announce(self, keys: Keys) -> None:
-        """Announces the keys of a later read."""
 
     def check_write(self) -> None:
         """Raises RuntimeError unless write() may be called now; by default it may."""
-
-    def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
-        """Pushes gradients (U, dim), or keeps them pending for a later push."""
-
-    def settling(self) -> InFlight[None]:
-        """Completes the last write where other ranks depend on it, before this rank waits for them; by default they do
-        not. Collective."""
-        yield from ()
 
     def flush(self) -> None:
         """Applies all updates at their owners. Collective."""
@@ -78,6 +84,9 @@ class Client(Protocol):
 
     def close(self) -> None:
         """Ends the transfers in progress. Collective."""
+
+
+Clients = Sequence[Client]
 
 
 @dataclass

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError
-from hetmpi.in_flight import together
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.wire.requests import Requests
+from hetmpi.wire.channel import Channel
 
 
 class TableGroup(Mapping[str, EmbeddingTable]):
@@ -27,9 +26,13 @@ class TableGroup(Mapping[str, EmbeddingTable]):
         for table in list(tables.values())[:1]:
             table.world.check_same("TableGroup", {"tables": list(tables)})
         self._tables = tables
-        transports = [table.client.transport for table in tables.values()]
-        for kind in dict.fromkeys((one.is_exact, one.name) for one in transports if one.name is not None):
-            share([one for one in transports if (one.is_exact, one.name) == kind])
+        kinds: dict[tuple, dict[str, EmbeddingTable]] = {}
+        for name, table in tables.items():
+            channel = table.client.channel
+            kinds.setdefault((channel.is_exact, channel.name), {})[name] = table
+        for alike in kinds.values():
+            share([table.client.channel for table in alike.values()])
+        self._alike = [(list(alike), [table.client for table in alike.values()]) for alike in kinds.values()]
 
     def __getitem__(self, name: str) -> EmbeddingTable:
         return self._tables[name]
@@ -49,7 +52,10 @@ class TableGroup(Mapping[str, EmbeddingTable]):
     def read(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """table -> keys (U,) to table -> rows (U, dim)."""
         given = {name: table.check(keys[name]) for name, table in self.items()}  # all, before the first request
-        return together({name: self[name].client.reading(checked) for name, checked in given.items()})
+        rows = {}
+        for names, clients in self._alike:
+            rows |= zip(names, clients[0].read(clients, [given[name] for name in names]))
+        return {name: rows[name] for name in self}
 
     def peek(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """As read(), but the owners' rows, for evaluation."""
@@ -57,16 +63,20 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def prefetch(self, keys: dict[str, Tensor]):
         """Announces a batch that a later read() will request by the same tensors."""
-        for name, table in self.items():
-            table.prefetch(keys[name])
+        with next(iter(self.values())).spans("prefetch"):
+            given = {name: table.to_announce(keys[name]) for name, table in self.items()}
+            for names, clients in self._alike:
+                clients[0].announce(clients, [given[name] for name in names])
 
     def write(self, keys: dict[str, Tensor], grads: dict[str, Tensor]):
         """keys: table -> (U,); grads: table -> (U, dim)."""
         given = {name: table.to_write(keys[name], grads[name]) for name, table in self.items()}  # check all, then send
-        together({name: self[name].client.writing(*checked) for name, checked in given.items()})
+        for names, clients in self._alike:
+            clients[0].write(clients, *zip(*(given[name] for name in names)))
 
     def settle(self):
-        together({name: table.client.settling() for name, table in self.items()})
+        for _, clients in self._alike:
+            clients[0].settle(clients)
 
     def flush(self):
         for table in self.values():
@@ -93,15 +103,15 @@ class TableGroup(Mapping[str, EmbeddingTable]):
         return next(iter(self.values())) if len(self) == 1 else dict(self)
 
 
-def share(tables: Sequence[Requests]):
-    """Lets tables that are used together share the rounds of the first one. Collective. Raises UserError if batches of
-    one are announced."""
-    first, *others = tables
-    if others and any(one.rounds.awaits(one) for one in tables):
+def share(channels: Sequence[Channel]):
+    """Lets tables that are used together share the exchange of the first one. Collective. Raises UserError if batches
+    of one are announced."""
+    first, *others = channels
+    if others and any(one.exchange.awaits(one) for one in channels):
         raise UserError("TableGroup: group the tables before a batch is announced")
     for other in others:
-        other.rounds.leave(other)
-        other.rounds = first.rounds
-        first.rounds.join(other)
+        other.exchange.leave(other)
+        other.exchange = first.exchange
+        first.exchange.join(other)
     if others:
         first.world.meet("for all tables to share their messages")

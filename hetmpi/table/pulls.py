@@ -14,7 +14,7 @@ from hetmpi import _C
 from hetmpi.table.batch import Batch, Keys, Phase, Pull, check_room
 from hetmpi.table.client import TableContext
 from hetmpi.table.pushes import Pushes
-from hetmpi.wire.requests import ANNOUNCED, UNANNOUNCED, Request, Requests
+from hetmpi.wire.channel import ANNOUNCED, UNANNOUNCED, Channel, Reply, Request
 
 
 class Pulls:
@@ -22,17 +22,16 @@ class Pulls:
 
     last   the batch of the last read"""
 
-    def __init__(self, context: TableContext, pushes: Pushes, transport: Requests):
-        self._context, self._cache, self._pushes, self._transport = context, context.cache, pushes, transport
+    def __init__(self, context: TableContext, pushes: Pushes, channel: Channel):
+        self._context, self._cache, self._pushes, self._channel = context, context.cache, pushes, channel
         self._ahead: deque[Batch] = deque()  # those of one pull first
         self.last: Batch | None = None
 
     def announce(self, keys: Keys):
-        """Requests these keys from other nodes as soon as they are the next ones to be read."""
+        """These keys are requested from other nodes once they are the next ones to be read."""
         check_room(len(self._ahead))
         if self._can_prepare:
             self._ahead.append(self.batch_of(keys))
-            self.request_complete()
 
     @property
     def _can_prepare(self) -> bool:
@@ -76,24 +75,28 @@ class Pulls:
         is_last = self.last is not None and self.last.phase is Phase.READ and self.last.keys.are_those_of(keys)
         return self.last if is_last else self.batch_of(keys)
 
-    def request_complete(self):
-        """Requests the next pull once all batches that it serves are announced."""
-        if len(self._ahead) >= self._context.batches_per_pull and self._phase is Phase.NEW:
-            self._request_next()
+    def next_complete(self) -> Pull | None:
+        """The next pull, to be requested, if all batches that it serves are announced."""
+        is_complete = len(self._ahead) >= self._context.batches_per_pull and self._phase is Phase.NEW
+        return self._next_pull() if is_complete else None
 
-    def _request_next(self):
-        """Requests the batch that is read next, with those after it that one pull serves. REQUIRES: it is announced,
+    def next_of_write(self) -> Pull | None:
+        """At a write: the next pull, to be requested although fewer batches may be announced than it could serve."""
+        is_first = self.last is not None and self.last.phase is Phase.READ  # write after a read
+        return self._next_pull() if is_first and self._phase is Phase.NEW else None
+
+    def _next_pull(self) -> Pull:
+        """The pull of the batch that is read next, with those after it that one pull serves. REQUIRES: it is announced,
         and not requested."""
         self._pushes.send()
         batches = list(self._ahead)[: self._context.batches_per_pull]
-        several = len(batches) > 1
-        pull = (
-            Pull.of_several(batches, self._context.keys_of, self._cache.empty) if several else Pull.of_one(batches[0])
-        )
-        self.request(pull, is_written=self.last is not None)
+        if len(batches) == 1:
+            return Pull.of_one(batches[0])
+        return Pull.of_several(batches, self._context.keys_of, self._cache.empty)
 
-    def request(self, pull: Pull, is_written: bool = False):
-        """Finds the lines of a pull and sends its request. is_written: whether a batch is written before the read."""
+    def request(self, pull: Pull, is_written: bool) -> Reply:
+        """Finds the lines of a pull and makes its request, to be sent. is_written: whether a batch is written before
+        the read."""
         pull.enter(Phase.REQUESTED, Phase.NEW)
         self._cache.look_up(pull.keys.array, pull.slots)
         bound, route = self._context.bound, pull.keys.remote_route
@@ -105,16 +108,8 @@ class Pulls:
             known = self._cache.clocks_within(pull.slots, is_written, bound)
         reason, pushes = ANNOUNCED if is_written else UNANNOUNCED, self._pushes.take_held()
         asked = Request(reason, route, pull.num, known=known, bound=bound, pushes=pushes)
-        pull.reply = self._transport.ask(asked, pull.clocks)
-
-    def request_rest(self) -> bool:
-        """At a write: requests the batch that is read next although fewer are announced than one pull serves. Returns
-        whether it did."""
-        is_first = self.last is not None and self.last.phase is Phase.READ  # write after a read
-        is_due = is_first and self._phase is Phase.NEW
-        if is_due:
-            self._request_next()
-        return is_due
+        pull.reply = Reply(self._channel, asked, pull.clocks)
+        return pull.reply
 
     def serve_next(self):
         """At a write: answers other ranks' requests in the round of the batch that is read next, if it is requested."""
@@ -125,9 +120,10 @@ class Pulls:
             self._pushes.flush()
 
     def serve(self, pull: Pull):
-        """Answers other ranks' requests in the round of this one."""
-        pull.enter(Phase.SERVED, Phase.REQUESTED)
-        pull.reply.serve()
+        """Answers other ranks' requests in the round of this one, if it is requested and they are not answered."""
+        if pull.phase is Phase.REQUESTED:
+            pull.enter(Phase.SERVED, Phase.REQUESTED)
+            pull.reply.serve()
 
     def drop_all(self):
         """Drops the pulls of all announced batches, which may still be read."""

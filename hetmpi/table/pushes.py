@@ -1,5 +1,5 @@
 """Pushes: gradients sent from one rank to their owners, at s >= 1: on its node by rings, to other nodes in front of the
-next request (wire/requests.py)."""
+next request (wire/channel.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hetmpi import _C
 from hetmpi.owner.mailbox import Mailbox, Message
 from hetmpi.owner.route import Route
 from hetmpi.table.client import TableContext, check_finite
-from hetmpi.wire.requests import FLUSH, Request, Requests
+from hetmpi.wire.channel import FLUSH, Channel, Reply, Request
 from hetmpi.world.waiting import ranks_text
 
 MAX_IDLE_WRITES = 8  # successive writes without a request
@@ -20,9 +20,9 @@ class Pushes:
 
     held   the messages that have gradients for other nodes, since the last request"""
 
-    def __init__(self, context: TableContext, owner: _C.PushApplier, transport: Requests):
+    def __init__(self, context: TableContext, owner: _C.PushApplier, channel: Channel):
         self._context, self._cache, self._owner = context, context.cache, owner
-        self._transport, self._mailbox = transport, Mailbox(context.memory, context.record)
+        self._channel, self._mailbox = channel, Mailbox(context.memory, context.record)
         self._on_node = frozenset(context.world.node_ranks)
         self.held: list[Message] = []
         self._num_idle = 0  # writes since the last request
@@ -79,7 +79,9 @@ class Pushes:
         if not self._context.world.is_one_node:
             none, route = np.empty(0, np.int32), Route.empty(self._context.world.size)
             request = Request(FLUSH, route, 0, known=none, bound=self._context.bound, pushes=self.take_held())
-            self._transport.ask(request, none).drop()
+            reply = Reply(self._channel, request, none)
+            self._channel.exchange.ask({self._channel: reply})
+            reply.drop()
 
     def await_all(self):
         """Waits until the owners have applied all gradients that this rank sent."""

@@ -14,19 +14,19 @@ same order.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.in_flight import InFlight
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Batch, CacheLines, Keys, Phase, Pull
 from hetmpi.table.client import Client, TableContext
 from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
-from hetmpi.wire.requests import Requests
+from hetmpi.wire.channel import Channel
 from hetmpi.wire.transport import choose
 from hetmpi.world.at_exit import at_exit, nothing
 
@@ -51,8 +51,8 @@ class SspClient(Client):
         weakref.finalize(self, self._owner.stop)  # of a table that is dropped without close()
         self._stop = at_exit(context.world, nothing, partial(context.world.stop, self._owner))
         world, origins = context.world, context.memory.layouts[context.world.rank].origins
-        make = partial(Requests, context.memory, context.record, self._arrays, self._owner)
-        self.transport, self.why = choose(world, exchange, make, context.partition, context.num_rows)
+        make = partial(Channel, context.memory, context.record, self._arrays, self._owner)
+        self.channel, self.why = choose(world, exchange, make, context.partition, context.num_rows)
         if rings := [ring for ring, origin in enumerate(origins) if origin % world.size != world.rank]:
             self._owner.watch(rings)
             world.start(self._owner)
@@ -60,36 +60,42 @@ class SspClient(Client):
         self._reader = ShardReader(context.memory, self._owner)
         if world.is_one_node:
             context.set_batches_per_pull(1)  # there is nothing to fetch ahead
-        self._pushes = Pushes(context, self._owner, self.transport)
-        self._pulls = Pulls(context, self._pushes, self.transport)
+        self._pushes = Pushes(context, self._owner, self.channel)
+        self._pulls = Pulls(context, self._pushes, self.channel)
 
     # Read.
 
-    def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
-        with self._spans("find"):
-            batch = self._pulls.take(keys)  # first: a dropped pull may release gradients
-            pull = batch.pull
-        with self._spans("drain"):
-            self._pushes.progress()
-        if pull.phase is Phase.NEW:
-            with self._spans("find"):
-                self._pulls.request(pull)
-            yield
-        if pull.phase is Phase.REQUESTED:
-            with self._spans("validate"):
-                self._pulls.serve(pull)
-            yield
-        if pull.phase is Phase.SERVED:
-            with self._spans("validate"):
-                is_stale, is_missing = self._check_valid(pull)
-            with self._spans("fetch"):
-                self._fetch(pull, is_stale, is_missing)
-        with self._spans("fetch"):
-            delivered = self._deliver(batch) if batch.places is None else self._deliver_part(batch)
-            self._pulls.free_rows()
-        with self._spans("prefetch"):
-            self._pulls.request_complete()
+    @staticmethod
+    def read(clients: Sequence[SspClient], keys: Sequence[Keys]) -> list[torch.Tensor]:
+        batches = []
+        for client, its_keys in zip(clients, keys):
+            with client._spans("find"):
+                batches.append(client._pulls.take(its_keys))  # first: a dropped pull may release gradients
+            with client._spans("drain"):
+                client._pushes.progress()
+        with clients[0]._spans("find"):
+            request(clients, [one.pull if one.pull.phase is Phase.NEW else None for one in batches], False)
+        for client, batch in zip(clients, batches):
+            with client._spans("validate"):
+                client._pulls.serve(batch.pull)
+        delivered = []
+        for client, batch in zip(clients, batches):
+            client._receive(batch.pull)
+            with client._spans("fetch"):
+                delivered.append(client._deliver(batch))
+                client._pulls.free_rows()
+        with clients[0]._spans("prefetch"):
+            request(clients, [client._pulls.next_complete() for client in clients], True)
         return delivered
+
+    def _receive(self, pull: Pull):
+        """Receives the reply to a pull, unless an earlier batch has, and brings its lines up to date."""
+        if pull.phase is not Phase.SERVED:
+            return
+        with self._spans("validate"):
+            is_stale, is_missing = self._check_valid(pull)
+        with self._spans("fetch"):
+            self._fetch(pull, is_stale, is_missing)
 
     def _check_valid(self, pull: Pull) -> tuple[np.ndarray, np.ndarray]:
         """Receives the reply, and reads the clocks of this node. Returns masks (n,) bool of the lines that are stale or
@@ -131,16 +137,17 @@ class SspClient(Client):
         pull.reply = None  # breaks the reference cycle, so that both are freed at once
 
     def _deliver(self, batch: Batch) -> torch.Tensor:
-        """The rows (U, dim) of a batch with a pull of its own: from lines, or fetched; the latter get a line if they
-        may be cached."""
+        """The rows (U, dim) of a batch: from lines, or fetched; the latter get a line if they may be cached."""
+        if batch.places is not None:
+            return self._deliver_part(batch)
         delivered = self._cache.deliver(batch.slots, batch.pull.rows)
         self._insert(batch, self._cache.delivered(delivered), batch.pull.states)
         batch.enter(Phase.READ, Phase.NEW)
         return delivered
 
     def _deliver_part(self, batch: Batch) -> torch.Tensor:
-        """The rows (U, dim) of one of the batches of a pull. A line has this rank's own updates since. Rows without a
-        line have not: those of other nodes get them from held messages, those of this node are read now."""
+        """The rows (U, dim) of one of the batches of a pull. Lines include this rank's later updates; rows of other
+        nodes without a line get them as previews of held messages, those of this node are read again."""
         pull, keys, counters = batch.pull, batch.keys, self.context.counters
         if pull.is_uncached is None:
             fetched = torch.from_numpy(pull.rows).to(self._cache.device)
@@ -182,24 +189,31 @@ class SspClient(Client):
             )  # fmt: skip
         pull.num_previewed = len(held)
 
-    def announce(self, keys: Keys):
-        self._pulls.announce(keys)
+    @staticmethod
+    def announce(clients: Sequence[SspClient], keys: Sequence[Keys]):
+        for client, its_keys in zip(clients, keys):
+            client._pulls.announce(its_keys)
+        request(clients, [client._pulls.next_complete() for client in clients], True)
 
     # Write.
 
-    def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
-        with self._spans("push"):
-            batch = self._update(keys, grads)
-        with self._spans("validate"):
-            is_requested = self._pulls.request_rest()
-        if is_requested:
-            yield
-        with self._spans("validate"):
-            self._pulls.serve_next()
-        yield
-        with self._spans("push"):
-            self._cache.take_due(batch.slots, self.context.bound)
-            self._pushes.send()
+    @staticmethod
+    def write(clients: Sequence[SspClient], keys: Sequence[Keys], grads: Sequence[torch.Tensor]):
+        batches = []
+        for client, its_keys, its_grads in zip(clients, keys, grads):
+            with client._spans("push"):
+                batches.append(client._update(its_keys, its_grads))
+        with clients[0]._spans("validate"):
+            request(clients, [client._pulls.next_of_write() for client in clients], True)
+            for client in clients:
+                client._pulls.serve_next()
+        for client, batch in zip(clients, batches):
+            with client._spans("push"):
+                client._end_step(batch)
+
+    def _end_step(self, batch: Batch):
+        self._cache.take_due(batch.slots, self.context.bound)
+        self._pushes.send()
         for known in (batch, self._pulls.last):
             if known is not None and known.phase in (Phase.READ, Phase.NEW):
                 known.phase = Phase.WRITTEN  # its clocks are older than this write
@@ -258,4 +272,16 @@ class SspClient(Client):
         self.context.world.meet("for all ranks to close the table")  # the owner serves ranks that still read and write
         self.context.world.receivers.pop(self, None)
         self._stop()
-        self.transport.close()
+        self.channel.close()
+
+
+def request(clients: Sequence[SspClient], pulls: Sequence[Pull | None], is_written: bool):
+    """Sends the requests of the clients' pulls, None where there is none to send, in one message to each server.
+    is_written: whether a batch is written before they are read."""
+    asked = {
+        client.channel: client._pulls.request(pull, is_written and client._pulls.last is not None)
+        for client, pull in zip(clients, pulls)
+        if pull is not None
+    }
+    if asked:
+        clients[0].channel.exchange.ask(asked)

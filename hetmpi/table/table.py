@@ -15,7 +15,6 @@ import torch
 from hetmpi import _C
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError, check_choice, check_integer
-from hetmpi.in_flight import finish
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import make_partition
 from hetmpi.owner.row_files import FileStore
@@ -126,7 +125,7 @@ class EmbeddingTable:
         twice."""
         with self.spans("find"):
             checked = self.check(keys)
-        return finish(self.client.reading(checked))
+        return self.client.read([self.client], [checked])[0]
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
         """The owners' rows, for evaluation: uses neither cache nor counters, and keys may repeat. Not collective,
@@ -144,9 +143,7 @@ class EmbeddingTable:
         exact; by messages, where all ranks announce alike, rows of the batch after the next one come during the next
         step. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
         with self.spans("prefetch"):
-            checked = self._checked(keys, "prefetch")
-            self.memory.want(checked.route)
-            self.client.announce(checked)
+            self.client.announce([self.client], [self.to_announce(keys)])
 
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
         """Pushes the gradients of this step, now or later: keys (U,) int64, unique, grads (U, dim) float32 on `device`.
@@ -156,14 +153,14 @@ class EmbeddingTable:
         Raises UserError for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (for
         gradients of a GPU at s >= 1 when their sum is sent), and at s = 0 RuntimeError if the step is already
         written."""
-        checked = self.to_write(keys, grads)
-        finish(self.client.writing(*checked))
+        checked, values = self.to_write(keys, grads)
+        self.client.write([self.client], [checked], [values])
 
     def settle(self):
         """Completes the last write before this rank waits for others in another way, as in an allreduce: at s = 0 the
         owners have applied it on return. Collective."""
         self._check_open()
-        finish(self.client.settling())
+        self.client.settle([self.client])
 
     def flush(self):
         """Applies all updates at their owners, so that every rank's later reads of the owners see them; at s >= 1 also
@@ -239,6 +236,12 @@ class EmbeddingTable:
         """Checks keys that read, prefetch and write will get as the same tensor, which then need not. Thread-safe: for
         the thread that makes a batch. Returns them for the client. Raises as read()."""
         return self._checked(keys, "read")
+
+    def to_announce(self, keys: torch.Tensor) -> Keys:
+        """Checked keys for the client, whose rows on this rank's disk are on their way. Raises as prefetch()."""
+        checked = self._checked(keys, "prefetch")
+        self.memory.want(checked.route)
+        return checked
 
     def to_write(self, keys: torch.Tensor, grads: torch.Tensor) -> tuple[Keys, torch.Tensor]:
         """Checked keys and gradients for the client. Raises as write()."""

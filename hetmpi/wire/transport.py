@@ -1,4 +1,4 @@
-"""The choice of a transport: requests (requests.py) on one of the wires, by name or by trial."""
+"""The choice of a transport: a channel (channel.py) on one of the wires, by name or by trial."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.errors import UserError
 from hetmpi.owner.route import Route
+from hetmpi.wire.channel import Channel
+from hetmpi.wire.exchange import MakeWire
 from hetmpi.wire.messages import Messages
-from hetmpi.wire.requests import Requests
-from hetmpi.wire.rounds import MakeWire
 from hetmpi.wire.windows import Windows
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
@@ -37,8 +37,8 @@ def current_name(exchange: str, warns: bool) -> str:
 
 
 def choose(
-    world: World, kind: str, make: Callable[[str | None, MakeWire], Requests], partition: _C.Partition, num_rows: int
-) -> tuple[Requests, str | None]:
+    world: World, kind: str, make: Callable[[str | None, MakeWire], Channel], partition: _C.Partition, num_rows: int
+) -> tuple[Channel, str | None]:
     """Creates the transport called `kind`, for `auto` the one with the fastest trial. Returns it with the reason of the
     choice in one sentence, or None if `kind` named the transport.
 
@@ -82,7 +82,7 @@ def imported(path: str) -> MakeWire:
     return found
 
 
-def trial_ms(world: World, transports: Iterable[Requests], partition: _C.Partition, num_rows: int) -> np.ndarray:
+def trial_ms(world: World, transports: Iterable[Channel], partition: _C.Partition, num_rows: int) -> np.ndarray:
     """Time in which each transport fetches those of TRIAL_KEYS random rows that are on other nodes, in ms: median over
     trials, maximum over ranks, equal on all ranks. Collective."""
     comm, transports = world.comm, list(transports)

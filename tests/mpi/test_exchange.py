@@ -42,7 +42,7 @@ from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.pushes import MAX_IDLE_WRITES
 from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.wire.requests import UNANNOUNCED, Request
+from hetmpi.wire.channel import UNANNOUNCED, Request
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
@@ -55,7 +55,7 @@ def test_rows_are_those_of_windows_bit_for_bit(apart, rule, partition):
     results = []
     for exchange, prefetch in [("windows", False), ("messages", False), ("messages", True)]:
         table = make_table(apart, rule, 0.02, partition=partition, exchange=exchange)
-        assert table.client.transport.name == (None if apart.is_one_node else exchange)
+        assert table.client.channel.name == (None if apart.is_one_node else exchange)
         results.append((train(table, apart, steps=10, prefetch=prefetch), all_rows(table, apart)))
         table.close()
     check_same_bits(results)
@@ -144,7 +144,7 @@ def follow_announced(world, staleness, case, kind, step):
     name of the transport."""
     apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["anticipate"])
     table = open_table(apart, case, *settings)
-    name = table.client.transport.name
+    name = table.client.channel.name
     follow(apart, table, cluster_of(apart, table, case, *settings, kind=kind), case, step, may_rest=False)
     table.close()
     return name
@@ -351,7 +351,7 @@ def test_a_fetch_brings_the_mean_squares_of_the_rows(apart, rule, exchange):
     remote = route.held_by(apart.is_remote)
     rows, states, clocks = np.zeros((40, 3), np.float32), np.zeros((40, 1), np.float32), np.zeros(40, np.int32)
     no_lines = np.full(40, _C.NO_LINE, np.int32)
-    reply = table.client.transport.ask(Request(UNANNOUNCED, route.where(remote), 40, known=no_lines), clocks)
+    reply = table.client.channel.ask(Request(UNANNOUNCED, route.where(remote), 40, known=no_lines), clocks)
     reply.receive()
     reply.place(rows, states)
     assert np.array_equal(rows[remote], weights[remote])
@@ -370,7 +370,7 @@ def test_ranks_may_look_at_different_numbers_of_rows(apart):
 
 def test_the_trial_leaves_the_rows_and_all_ranks_choose_alike(apart):
     chosen, untried = (make_table(apart, exchange=exchange) for exchange in ("auto", "windows"))
-    assert len(set(apart.comm.allgather(chosen.client.transport.name))) == 1
+    assert len(set(apart.comm.allgather(chosen.client.channel.name))) == 1
     if not apart.is_one_node:
         assert re.fullmatch(r"fetching 2,048 random rows took \S+ ms by windows, \S+ ms by messages", chosen.client.why)
     assert np.array_equal(all_rows(chosen, apart), all_rows(untried, apart))
@@ -386,7 +386,7 @@ def test_messages_is_taken_where_mpi_makes_no_window_over_nodes(apart, staleness
         pytest.skip("takes two nodes")
     monkeypatch.setattr("hetmpi.wire.windows.MPI", SimpleNamespace(Exception=MPI.Exception, Win=NoWindow))
     table = make_table(apart, exchange="auto", staleness=Staleness(staleness))
-    assert table.client.transport.name == "messages"
+    assert table.client.channel.name == "messages"
     assert table.client.why == "this MPI supports no one-sided window over several nodes"
     train(table, apart, steps=3)
     table.close()

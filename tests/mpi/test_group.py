@@ -162,7 +162,7 @@ def test_tables_share_the_messages_of_a_step(placed, announces):
         pytest.skip("takes two nodes")
     settings = {"exchange": "messages", "staleness": Staleness(3), **CACHED}
     group = TableGroup({name: make(placed, name, **settings) for name in SHAPES})
-    (rounds,) = {table.client.transport.rounds for table in group.values()}
+    (rounds,) = {table.client.channel.exchange for table in group.values()}
     steps = list(batches(placed.rank, 10))
     for i, ((keys, grads), (following, _)) in enumerate(zip(steps, steps[1:])):
         before = rounds.sections.num_messages

@@ -135,7 +135,7 @@ def test_a_pull_of_k_batches_takes_a_message_where_k_pulls_take_k(apart):
 
 def messages_of(table, k):
     """Messages of steps 4 to 39."""
-    rounds, counts = table.client.transport.rounds, []
+    rounds, counts = table.client.channel.exchange, []
     batches = batches_of({**PLAIN_MESSAGES, "num_steps": 44}, table.world.rank)
     for step, (keys, grads) in enumerate(batches):
         counts.append(rounds.sections.num_messages)
@@ -151,7 +151,7 @@ def test_rows_are_requested_anew_after_a_write_that_was_not_foreseen(apart):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
     table = open_table(apart, {**PLAIN_MESSAGES, "batches_per_pull": 4}, staleness=100)
-    rounds, counts = table.client.transport.rounds, []
+    rounds, counts = table.client.channel.exchange, []
     batches = batches_of({**PLAIN_MESSAGES, "num_steps": 5}, apart.rank)
     for step, (keys, grads) in enumerate(batches):
         counts.append(rounds.sections.num_messages)
@@ -185,7 +185,7 @@ def test_several_tables_share_the_rounds_of_several_batches(apart, depth):
         for later in next_announced(batches, step, depth):
             group.prefetch(later)
         group.write(keys, {name: torch.ones_like(found) for name, found in rows.items()})
-    shared = {table.client.transport.rounds for table in group.values()}
+    shared = {table.client.channel.exchange for table in group.values()}
     assert len([one for one in shared if one.sections.num_messages]) <= 1
     group.flush()
     for name, table in group.items():

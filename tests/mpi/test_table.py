@@ -562,7 +562,7 @@ def test_an_mpi_that_works_only_at_a_flush_is_enough(world, ranks_per_node, stal
     world.start_horovod()
     apart = World(world.comm, ranks_per_node=ranks_per_node)
     table = make_table(apart, schedule=Schedule(), staleness=Staleness(staleness), inbox_bytes=inbox_bytes)
-    wire = table.client.transport.rounds.wire
+    wire = table.client.channel.exchange.wire
     wire._window = lazy = LazyWindow(wire._window)
     for lines in wire._servers.values():
         lines._window = lazy

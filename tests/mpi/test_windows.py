@@ -67,7 +67,7 @@ def test_operations_are_as_many_as_other_nodes(apart, staleness):
     others = len(Rails(apart).servers)
     cache = CacheSettings(64, admit="all") if staleness else CacheSettings(capacity_rows=0)
     table = make_table(apart, "adagrad", staleness=Staleness(staleness), cache=cache, inbox_bytes=1 << 20)
-    rounds, keys = table.client.transport.rounds, torch.arange(60)
+    rounds, keys = table.client.channel.exchange, torch.arange(60)
     for _ in range(3):
         assert posted(rounds, lambda: table.read(keys)) == others
         assert posted(rounds, lambda: table.write(keys, torch.ones(60, 5))) == (0 if staleness else others)
@@ -100,7 +100,7 @@ def test_a_message_that_is_not_one_ends_its_receiver(apart):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
     table = make_table(apart, staleness=Staleness(10))
-    wire, rails = table.client.transport.rounds.wire, Rails(apart)
+    wire, rails = table.client.channel.exchange.wire, Rails(apart)
     for server in rails.servers:
         wire._servers[server].send(np.array([1000, 5], np.int64))  # a section of 1,000 words that is not there
     wire._window.Flush_all()

@@ -13,8 +13,8 @@ from hetmpi.table.client import TableContext
 from hetmpi.table.host_cache import HostCache
 from hetmpi.table.pushes import Pushes
 from hetmpi.table.ssp import SspClient
-from hetmpi.wire.requests import Reply
-from hetmpi.wire.rounds import REPLY, Rounds
+from hetmpi.wire.channel import Reply
+from hetmpi.wire.exchange import REPLY, Exchange
 
 
 def preview_left_out(put):
@@ -73,16 +73,16 @@ def tail_passed_early(put):
 
 def reply_before_the_step(put):
     """An owner says that it has applied a step when it begins to wait for it."""
-    applying = BspClient._applying
+    apply_step = BspClient._apply_step
 
     def early(self):
         applied = self.context.memory.local.applied
         applied[0] += 1
         self._world.sim.hand_over(self._world.rank)
-        yield from applying(self)
+        apply_step(self)
         applied[0] -= 1
 
-    put(BspClient, "_applying", early)
+    put(BspClient, "_apply_step", early)
 
 
 def eviction_drops_sums(put):
@@ -144,7 +144,7 @@ def bound_too_wide(put):
 
 def request_not_answered(put):
     """A rank leaves a read before it has answered the others."""
-    put(Rounds, "_serve", lambda self, round_: None)
+    put(Exchange, "_serve", lambda self, round_: None)
 
 
 def drop_without_receiving(put):

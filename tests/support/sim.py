@@ -329,7 +329,6 @@ class Meeting:
         return len(self.values) == self._size
 
 
-
 class SimRequest:
     """A rank's end of a collective call that does not block."""
 
@@ -665,7 +664,7 @@ def simulate(case: dict, seed) -> list[str]:
     """What differs in a case, in the order of events that the seed chooses."""
     runs = []
     try:
-        for number, (node_of, kind) in enumerate(runs_of(case)):
+        for number, (node_of, _) in enumerate(runs_of(case)):
             runs.append(Simulation(f"{seed} {number}", node_of).run(partial(drive, case=case)))
     except Deadlock as error:
         return [f"deadlock: {error}"]
@@ -674,7 +673,7 @@ def simulate(case: dict, seed) -> list[str]:
         return [f"{type(error).__name__}: {error} ({place.filename.rpartition('/')[2]}:{place.lineno})"]
     finally:
         at_exit._open.clear()
-    told = []
+    told, (_, kind) = [], runs_of(case)[-1]
     for rank, checked in enumerate(runs[-1]):
         told += [f"rank {rank}, {text}" for one in checked.values() for text in one.told]
     for rank, (one_node, here) in enumerate(zip(runs[0], runs[-1])):
@@ -709,7 +708,9 @@ def changes_of(case: dict):
     steps, tables = case["num_steps"], case["tables"]
     yield from ({"num_steps": num} for num in (1, steps // 2, steps - 1) if 0 < num < steps)
     yield from ({"tables": tables[:i] + tables[i + 1 :]} for i in range(len(tables)) if len(tables) > 1)
-    yield from ({name: value} for name, value in (("depth", 0), ("dense", ""), ("calls", "no group")) if case[name] != value)
+    yield from (
+        {name: value} for name, value in (("depth", 0), ("dense", ""), ("calls", "no group")) if case[name] != value
+    )
     for i, table in enumerate(tables):
         for name, value in (("dim", 1), ("batches_per_pull", 1), ("partition", "round_robin"), ("inbox_bytes", 4096)):
             if table[name] != value:
@@ -746,7 +747,9 @@ def count_steps(ranks: int, nodes: int, steps: int, staleness: int | None, excha
     results = sim.run(steps_of)
     assert {updates for _, updates, _ in results} == {float(ranks * steps)}, "row 0 lacks updates"
     shown = ", ".join(f"{num / steps / ranks:.1f} {name}" for name, num in results[0][0].items())
-    print(f"simulate: {steps} steps of {ranks} ranks on {nodes} nodes in {time.monotonic() - began:.0f} s; per step and ")
+    print(
+        f"simulate: {steps} steps of {ranks} ranks on {nodes} nodes in {time.monotonic() - began:.0f} s; per step and "
+    )
     print(f"          rank {shown} (hand-overs); every update of the row that all write has arrived")
 
 

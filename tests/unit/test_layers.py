@@ -12,7 +12,6 @@ GROUND = {
     "bounded_file",
     "bounded_parquet",
     "errors",
-    "in_flight",
     "memory",
     "spans",
     "counters",

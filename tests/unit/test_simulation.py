@@ -4,7 +4,6 @@ import time
 
 import pytest
 import torch
-
 from faults import FAULTS
 from sim import Deadlock, Simulation, draw_sim_case, drive, install, runs_of, simulate
 

@@ -1,10 +1,12 @@
-"""Requests and replies between a rank and the owners on other nodes, for one table, on any wire.
+"""Channel: the requests of one table to owners on other nodes, and their replies, on any wire.
 
     ask      sends every server the pushes in front, and asks for the rows of its node; at s >= 1 each with the clock of
              the local copy
     serve    where the wire has no thread: answers all clients
     receive  receives the replies
     post     sends the gradients of a step; at s = 0, where a request for a later batch may go with them
+
+Tables that are used together ask and post together (exchange.py).
 
 The server decides, by the clocks of the owners, when it replies and which rows a reply has (cpp/wire/round.h). At
 s >= 1 it replies once it has applied the pushes in front of the request, with the clocks of all keys and the rows that
@@ -13,7 +15,7 @@ they note in shared memory, with all rows.
 
 Messages are packed and unpacked in C++. A server reads the shards of its node, and writes pushes into rings of the
 owners there: at s = 0 into the client's, so the step reducer treats all ranks alike; at s >= 1 into rings of its own,
-but for those to its own shard, which it applies.
+and it applies pushes to its own shard directly.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from hetmpi import _C
 from hetmpi.owner.mailbox import Message
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
-from hetmpi.wire.rounds import MakeWire, Round, Rounds
+from hetmpi.wire.exchange import Exchange, MakeWire, Round
 from hetmpi.wire.sections import Section
 
 UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)  # reasons, whose texts are in cpp/wire/round.h
@@ -53,14 +55,14 @@ class Request:
     pushes: Sequence[Message] = ()
 
 
-class Requests:
-    """The requests of a table on this rank, and those to it.
+class Channel:
+    """One table's part of the messages, on this rank.
 
     name            messages or windows, or the path of a class; None if all ranks share a node
     width           numbers of a row; num_bytes: of all its arrays in a reply
     is_exact        whether the table is read at s = 0
     is_collective   whether all ranks must make the same calls in the same order
-    rounds          its messages, which it may share with other tables
+    exchange        the messages, which it may share with other tables
     server          answers the requests of this rank's clients"""
 
     def __init__(
@@ -75,14 +77,14 @@ class Requests:
         self._memory, self._record = memory, record
         self._widths = [memory.local.in_memory[array].shape[1] for array in arrays]
         self.width, self.num_bytes = self._widths[0], 4 * sum(self._widths)
-        self.rounds = Rounds(self.world, make_wire)
-        self.is_collective = not self.rounds.wire.has_thread and not self.world.is_one_node
+        self.exchange = Exchange(self.world, make_wire)
+        self.is_collective = not self.exchange.wire.has_thread and not self.world.is_one_node
         self.server = self._opened_server(arrays, applier)
-        self.rounds.join(self)
+        self.exchange.join(self)
 
     def _rings_of_server(self) -> list[list[_C.RingProducer | None]]:
         """For the pushes of each client, a ring to each owner of the node; None where the applier takes them."""
-        world, clients = self.world, self.rounds.rails.clients
+        world, clients = self.world, self.exchange.rails.clients
         if self.is_exact:
             return [[self._ring(owner, client) for owner in world.node_ranks] for client in clients]
         if not clients:
@@ -111,22 +113,10 @@ class Requests:
 
     # The requester's side.
 
-    def ask(self, request: Request, clocks: np.ndarray | None = None) -> Reply | None:
-        """Sends a request, which must not be changed any more. clocks (num,) int32: for the owners' clocks of the
-        requested keys, by position, once the reply is received; at s >= 1. Returns None if nobody needs the request: at
-        s = 0 one without keys, unless others wait for it."""
-        if self.is_exact and len(request.route.keys) == 0 and not self.is_collective:
-            return None
-        reply = Reply(self, request, clocks)
-        reply.round = self.rounds.begin(self, reply)
-        return reply
-
-    def post(self, request: Request) -> Reply | None:
-        """Sends the gradients of a step, and the request for a later batch unless its reason is _C.PUSHES. They leave
-        when all tables that share the messages have posted theirs, or with send_posts(), which must follow."""
-        reply = Reply(self, request, None)
-        self.rounds.post(self, reply)
-        return reply if request.reason != _C.PUSHES else None
+    def must_ask(self, route: Route) -> bool:
+        """Whether anybody needs a request for a route's keys, all of other nodes: at s = 0 not without keys, unless
+        others wait for it."""
+        return not self.is_exact or self.is_collective or len(route.keys) > 0
 
     def fetch(self, route: Route, out: np.ndarray, step: int = 0):
         """Copies the rows (weight) of a route's keys, all of other nodes, to their positions in out (n, dim). step: as
@@ -136,54 +126,48 @@ class Requests:
         known, clocks = None, None
         if not self.is_exact:
             known, clocks = np.full(len(out), _C.NO_LINE, np.int32), np.empty(len(out), np.int32)
-        reply = self.ask(Request(PEEK, route, len(out), step, known), clocks)
-        if reply is not None:
+        if self.must_ask(route):
+            reply = Reply(self, Request(PEEK, route, len(out), step, known), clocks)
+            self.exchange.ask({self: reply})
             reply.receive()
             reply.place(out, *(np.empty((len(out), width), np.float32) for width in self._widths[1:]))
 
     def packed(self, request: Request) -> _C.RoundRequest:
         """The request, for all servers."""
+        owners, route = self.exchange.rails.owners, _C.RouteArrays(*request.route.arrays)
         pushes = [message.packed(self.is_exact) for message in request.pushes]
         return _C.RoundRequest(
-            self.rounds.rails.owners, _C.RouteArrays(*request.route.arrays), request.num, request.known, request.reason,
-            request.bound, request.step, pushes, self._record, self._widths,
+            owners, route, request.num, request.known, request.reason, request.bound, request.step, pushes,
+            self._record, self._widths,
         )  # fmt: skip
 
-    # The owners' side, where the wire has no thread.
-
-    def send_posts(self):
-        """Lets posts leave, before this rank waits for others, who may wait for them, and before their gradients may be
-        changed."""
-        self.rounds.send_post()
-
-    def publish(self):
-        """Waits until the posts have left, before this rank waits for those of others."""
-        self.world.wait(self.rounds.wire.publish, "for other ranks to make room for its gradients")
+    # The owners' side.
 
     def has_applied(self, step: int) -> bool:
         """Whether all owners of this node have applied so many steps; at s = 0."""
         return self.server.has_applied(step)
 
     def close(self):
-        self.rounds.leave(self)
+        self.exchange.leave(self)
 
 
 class Reply:
-    """The replies of all servers to a request.
+    """The replies of all servers to a request, which ask() or post() of the exchange sends.
 
     fetched     (num,) bool: the rows that they bring; None until they are received, and at s = 0, where they bring all
     num_bytes   of these rows; 0 until they are received
     reason, step  of the request
     packed      the request
-    round       that carries it"""
+    round       that awaits it, once the request is sent"""
 
-    def __init__(self, table: Requests, request: Request, clocks: np.ndarray | None):
-        """clocks: as in Requests.ask, which sets the round."""
+    def __init__(self, channel: Channel, request: Request, clocks: np.ndarray | None = None):
+        """request: must not be changed any more. clocks (num,) int32: at s >= 1, for the owners' clocks of the
+        requested keys, by position, once the reply is received."""
         self.reason, self.step = request.reason, request.step
-        self._clocks, self._rounds = clocks, table.rounds
+        self._clocks, self._exchange = clocks, channel.exchange
         self.fetched: np.ndarray | None = None
-        self.num_bytes, self._row_bytes = 0, table.num_bytes
-        self.packed = table.packed(request)
+        self.num_bytes, self._row_bytes = 0, channel.num_bytes
+        self.packed = channel.packed(request)
         self._received: list[Section] = []  # of each server
         self.round: Round | None = None
 
@@ -197,11 +181,11 @@ class Reply:
 
     def serve(self):
         """Answers the requests of other ranks in this round, if no thread does."""
-        self._rounds.serve(self.round)
+        self._exchange.serve(self.round)
 
     def receive(self):
         """Waits for the clocks and for `fetched`."""
-        self._rounds.receive(self.round)
+        self._exchange.receive(self.round)
 
     def place(self, *outs: np.ndarray):
         """Copies the rows to their positions: one out (num, width) per array of the table."""
@@ -211,5 +195,5 @@ class Reply:
     def drop(self):
         """Ends it in any state. Completes the round: other ranks wait for this rank's replies, and theirs must be
         received."""
-        if not self._rounds.is_broken:
+        if not self._exchange.is_broken:
             self.receive()
