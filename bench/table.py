@@ -88,7 +88,6 @@ def shard_vs_gather(world, settings):
     """Rows per second that one rank reads from the shard of the next, relative to a plain gather of its own: the
     median."""
     from hetmpi import _C
-    from hetmpi.owner.route import Route
     from hetmpi.owner.shards import ShardReader
     from hetmpi.table.optim import RowOptimizer
     from hetmpi.table.table import EmbeddingTable
@@ -103,7 +102,7 @@ def shard_vs_gather(world, settings):
         if world.rank > 0:  # one rank at a time, as memory bandwidth is shared
             continue
         places = generator.choice(rows, num, replace=False)
-        route, marks = Route.of_keys(table.partition, places + rows * next_rank), [time.perf_counter()]
+        route, marks = table.partition.route(places + rows * next_rank), [time.perf_counter()]
         reader.read("weight", route, out)
         marks.append(time.perf_counter())
         others = generator.choice(rows, num, replace=False)

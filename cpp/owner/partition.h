@@ -112,44 +112,4 @@ class Partition {
   int half_bits_;
 };
 
-// Route of keys (n): order (n) and sorted (n), the keys, by owner, in the order of the batch for each owner; first
-// (size
-// + 1): entries [first[r], first[r + 1]) belong to owner r. owners is scratch memory.
-inline void route(const Partition& partition, const int64_t* keys, int64_t n, int64_t* order, int64_t* sorted,
-                  int64_t* first, std::vector<int64_t>* owners) {
-  owners->resize(n);
-  std::fill_n(first, partition.size() + 1, 0);
-  for (int64_t i = 0; i < n; ++i) {
-    if (keys[i] < 0 || keys[i] >= partition.num_rows())
-      throw std::out_of_range("keys must lie in [0, " + std::to_string(partition.num_rows()) + "), got " +
-                              std::to_string(keys[i]));
-    const int64_t owner = (*owners)[i] = partition.locate(keys[i]).owner;
-    ++first[owner + 1];
-  }
-  for (int64_t rank = 0; rank < partition.size(); ++rank) first[rank + 1] += first[rank];
-  std::vector<int64_t> next(first, first + partition.size());
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t at = next[(*owners)[i]]++;
-    order[at] = i;
-    sorted[at] = keys[i];
-  }
-}
-
-// Copies the entries of a route whose keys are chosen, in the same order, to the front of the output arrays. Returns
-// their number.
-inline int64_t route_where(const int64_t* order, const int64_t* keys, const int64_t* first, int64_t size,
-                           const uint8_t* chosen, int64_t* out_order, int64_t* out_keys, int64_t* out_first) {
-  int64_t kept = 0;
-  out_first[0] = 0;
-  for (int64_t rank = 0; rank < size; ++rank) {
-    for (int64_t i = first[rank]; i < first[rank + 1]; ++i) {
-      out_order[kept] = order[i];
-      out_keys[kept] = keys[i];
-      kept += chosen[order[i]];
-    }
-    out_first[rank + 1] = kept;
-  }
-  return kept;
-}
-
 }  // namespace hetmpi

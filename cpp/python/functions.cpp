@@ -7,6 +7,7 @@
 
 #include "key_index.h"
 #include "owner/huge_pages.h"
+#include "owner/route.h"
 #include "owner/row_init.h"
 #include "owner/shard.h"
 #include "python/arrays.h"
@@ -68,28 +69,15 @@ bool all_finite(const Array<float>& values) {
   return is_finite(value, n);
 }
 
-// Position of each of keys (m,) among the chosen ones of a batch (n,), which are unique; -1 where there is none: (m,).
-Array<int64_t> places_of(const Array<int64_t>& keys, const Array<int64_t>& batch, const Array<bool>& chosen) {
-  check_shape(keys, "keys", {-1});
+Array<int64_t> places_of(const Route& route, const Array<int64_t>& batch, const Array<bool>& chosen) {
   check_shape(batch, "batch", {-1});
-  const ssize_t m = keys.shape(0), n = batch.shape(0);
-  check_shape(chosen, "chosen", {n});
-  Array<int64_t> places(m);
-  static thread_local KeyIndex index;
-  static thread_local std::vector<int64_t> positions;  // of the chosen keys, in the order of their numbers
-  const int64_t *key = keys.data(), *of_batch = batch.data();
-  const bool* is_chosen = chosen.data();
+  check_shape(chosen, "chosen", {batch.shape(0)});
+  Array<int64_t> places(route.num_positions());
+  const int64_t *key = batch.data(), n = batch.shape(0);
+  const auto* mask = reinterpret_cast<const uint8_t*>(chosen.data());
   int64_t* out = places.mutable_data();
   py::gil_scoped_release release;
-  positions.clear();
-  for (ssize_t i = 0; i < n; ++i)
-    if (is_chosen[i]) positions.push_back(i);
-  index.clear(positions.size());
-  for (const int64_t i : positions) index.number(of_batch[i]);
-  for (ssize_t i = 0; i < m; ++i) {
-    const int32_t number = index.find(key[i]);
-    out[i] = number < 0 ? -1 : positions.at(number);
-  }
+  route.find_in(key, mask, n, out);
   return places;
 }
 
@@ -219,9 +207,9 @@ void bind_functions(py::module_& m) {
         "Whether keys some (n,) int64 and others (m,) int64 are the same in the same order.");
   m.def("all_finite", &all_finite, py::arg("values").noconvert(),
         "Whether no number of values, a float32 array, is NaN or infinite.");
-  m.def(
-      "places_of", &places_of, py::arg("keys").noconvert(), py::arg("batch").noconvert(), py::arg("chosen").noconvert(),
-      "Position of each of keys (m,) int64 among the chosen (n,) bool keys of a batch (n,) int64, or -1: (m,) int64.");
+  m.def("places_of", &places_of, py::arg("route"), py::arg("batch").noconvert(), py::arg("chosen").noconvert(),
+        "Position of each key of a Route of a whole batch (m) among the chosen (n,) bool keys of another batch (n,) "
+        "int64, or -1: (m,) int64.");
   m.def("part_of_pull", &part_of_pull, py::arg("places").noconvert(), py::arg("pull_slots").noconvert(),
         py::arg("pull_clocks").noconvert(), py::arg("is_uncached").noconvert(), py::arg("rows").noconvert(),
         py::arg("is_admitted").noconvert(), py::arg("first_new"), py::arg("slots").noconvert(),

@@ -1,15 +1,15 @@
-// Partition, the directory of its formula, and parts of routes.
-#include "owner/partition.h"
-
+// Partition, the directory of its formula, and keys by owner.
 #include <pybind11/stl.h>
 
 #include <cstdint>
 #include <cstring>
-#include <optional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "owner/directory.h"
+#include "owner/route.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
 
@@ -41,33 +41,61 @@ Array<int64_t> keys_of(const Partition& partition, int64_t rank, int64_t begin, 
   return keys;
 }
 
-py::tuple route_of(const Partition& partition, const Array<int64_t>& keys) {
-  const ssize_t n = keys.shape(0);
-  Array<int64_t> order(n), sorted(n), first(partition.size() + 1);
-  const int64_t* key = keys.data();
-  int64_t *orders = order.mutable_data(), *to = sorted.mutable_data(), *firsts = first.mutable_data();
-  {
-    static thread_local std::vector<int64_t> owners;
-    py::gil_scoped_release release;
-    route(partition, key, n, orders, to, firsts, &owners);
-  }
-  return py::make_tuple(order, sorted, first);
+using Mask = Array<bool>;
+
+const uint8_t* bytes_of(const Mask& mask) { return reinterpret_cast<const uint8_t*>(mask.data()); }
+uint8_t* bytes_of(Mask& mask) { return reinterpret_cast<uint8_t*>(mask.mutable_data()); }
+
+std::shared_ptr<const Route> route_of(const Partition& partition, const Array<int64_t>& keys) {
+  const int64_t *key = keys.data(), n = keys.shape(0);
+  py::gil_scoped_release release;
+  return std::make_shared<const Route>(partition, key, n);
 }
 
-// The part of a route whose keys are chosen (n of the whole batch); None if all are.
-std::optional<py::tuple> part_of_route(const Array<int64_t>& order, const Array<int64_t>& keys,
-                                       const Array<int64_t>& first, const Array<bool>& chosen) {
-  const ssize_t n = order.shape(0), size = first.shape(0) - 1;
-  check_shape(keys, "keys", {n});
-  const auto* mask = reinterpret_cast<const uint8_t*>(chosen.data());
-  if (std::memchr(mask, 0, chosen.shape(0)) == nullptr) return std::nullopt;
-  check_in(order.data(), n, chosen.shape(0), "order");
-  Array<int64_t> out_order(n), out_keys(n), out_first(size + 1);
-  const int64_t kept = route_where(order.data(), keys.data(), first.data(), size, mask, out_order.mutable_data(),
-                                   out_keys.mutable_data(), out_first.mutable_data());
-  const py::slice front(0, kept, 1);
-  return py::make_tuple(out_order[front], out_keys[front], out_first);
+// The same route, if all keys are chosen.
+std::shared_ptr<const Route> part_of(const std::shared_ptr<const Route>& route, const Mask& chosen) {
+  check_shape(chosen, "chosen", {route->num_positions()});
+  const uint8_t* mask = bytes_of(chosen);
+  if (std::memchr(mask, 0, chosen.shape(0)) == nullptr) return route;
+  return std::make_shared<const Route>(route->where(mask));
 }
+
+Mask held_by(const Route& route, const Mask& ranks) {
+  check_shape(ranks, "ranks", {route.num_ranks()});
+  Mask mask(route.num_positions());
+  route.held_by(bytes_of(ranks), bytes_of(mask));
+  return mask;
+}
+
+// The numbers of a route from `begin` on, as an array that keeps it alive.
+py::object numbers(const py::object& route, const std::vector<int64_t>& from, int64_t begin, int64_t end) {
+  return Array<int64_t>(end - begin, from.data() + begin, route);
+}
+
+// Keys of a call, checked, with all that depends on them alone.
+struct Keys {
+  py::object tensor;     // that identifies the batch in later calls
+  Array<int64_t> array;  // its values
+  std::shared_ptr<const Route> route, local_route, remote_route;
+  Mask is_remote, is_admitted;
+
+  Keys(py::object tensor, Array<int64_t> keys, const Partition& partition, const Mask& remote_ranks,
+       const Mask& admitted_ranks)
+      : tensor(std::move(tensor)), array(std::move(keys)), route(route_of(partition, array)) {
+    is_remote = held_by(*route, remote_ranks);
+    is_admitted = held_by(*route, admitted_ranks);
+    Mask is_local(is_remote.shape(0));
+    for (ssize_t i = 0; i < is_remote.shape(0); ++i) is_local.mutable_data()[i] = !is_remote.data()[i];
+    local_route = part_of(route, is_local);
+    remote_route = part_of(route, is_remote);
+  }
+
+  bool are_those_of(const Keys& other) const {
+    if (this == &other) return true;
+    return tensor.is(other.tensor) && array.size() == other.array.size() &&
+           std::memcmp(array.data(), other.array.data(), array.nbytes()) == 0;
+  }
+};
 
 }  // namespace
 
@@ -78,13 +106,64 @@ void bind_partition(py::module_& m) {
       .def("locate", &locate, py::arg("keys").noconvert(), "keys (n,) int64 -> owner (n,) int64, row (n,) int64.")
       .def("keys_of", &keys_of, py::arg("rank"), py::arg("begin"), py::arg("end"),
            "Keys of rows [begin, end) of a rank's shard: (end - begin,) int64.")
-      .def("route", &route_of, py::arg("keys").noconvert(), "keys (n,) int64 -> order, keys, first of their Route.");
+      .def("route", &route_of, py::arg("keys").noconvert(), "The Route of keys (n,) int64.");
   py::class_<Directory>(m, "Directory", "Which row of its shard an owner has for a key (cpp/owner/directory.h).")
       .def(py::init<const Partition&, int64_t>(), py::arg("partition"), py::arg("owner"))
       .def("rows_of", &rows_of, py::arg("keys").noconvert(), "keys (n,) int64, this owner's -> rows (n,) int64.");
-  m.def("part_of_route", &part_of_route, py::arg("order").noconvert(), py::arg("keys").noconvert(),
-        py::arg("first").noconvert(), py::arg("chosen").noconvert(),
-        "order, keys, first of the part of a Route whose keys are chosen (n,) bool; None if all are.");
+  py::class_<Route, std::shared_ptr<Route>>(m, "Route", "The keys of a batch sorted by owner (cpp/owner/route.h).")
+      .def(py::init<int64_t>(), py::arg("num_ranks"), "Of no keys.")
+      .def("__len__", &Route::size)
+      .def("where", &part_of, py::arg("chosen").noconvert(),
+           "The part of the chosen (n,) bool keys; positions remain those in the whole batch.")
+      .def("held_by", &held_by, py::arg("ranks").noconvert(),
+           "Mask (n,) bool of the keys that the selected ranks (size,) bool own, for the route of a whole batch.")
+      .def("num_elsewhere", &Route::num_elsewhere, py::arg("rank"), "Number of keys that other ranks own.")
+      .def(
+          "of",
+          [](const py::object& self, int64_t owner) {
+            const auto& route = self.cast<const Route&>();
+            const int64_t begin = route.first().at(owner), end = route.first().at(owner + 1);
+            return py::make_tuple(numbers(self, route.keys(), begin, end), numbers(self, route.order(), begin, end));
+          },
+          py::arg("owner"), "(keys, order) of the keys that `owner` owns.")
+      .def_property_readonly(
+          "owners",
+          [](const Route& route) {
+            std::vector<int64_t> owners;
+            for (int64_t rank = 0; rank < route.num_ranks(); ++rank)
+              if (route.view().num(rank) > 0) owners.push_back(rank);
+            return owners;
+          },
+          "Ranks that own at least one of the keys, ascending.")
+      .def_property_readonly(
+          "order",
+          [](const py::object& self) {
+            const auto& route = self.cast<const Route&>();
+            return numbers(self, route.order(), 0, route.size());
+          },
+          "Position in the batch of the i-th routed key: (n,) int64.")
+      .def_property_readonly(
+          "keys",
+          [](const py::object& self) {
+            const auto& route = self.cast<const Route&>();
+            return numbers(self, route.keys(), 0, route.size());
+          },
+          "That key: (n,) int64.");
+  py::class_<Keys, std::shared_ptr<Keys>>(m, "Keys", "Keys of a call, checked, with all that depends on them alone.")
+      .def(py::init<py::object, Array<int64_t>, const Partition&, const Mask&, const Mask&>(), py::arg("tensor"),
+           py::arg("array").noconvert(), py::arg("partition"), py::arg("remote_ranks").noconvert(),
+           py::arg("admitted_ranks").noconvert(),
+           "tensor: identifies the batch; array: its values (U,) int64, not to be changed. Masks (size,) bool of the "
+           "ranks on other nodes, and of those whose rows may be cached.")
+      .def("are_those_of", &Keys::are_those_of, py::arg("other"),
+           "Whether they identify the same batch: the same tensor with the same values.")
+      .def_readonly("tensor", &Keys::tensor)
+      .def_readonly("array", &Keys::array)
+      .def_readonly("route", &Keys::route, "Their owners.")
+      .def_readonly("local_route", &Keys::local_route, "The part on this node.")
+      .def_readonly("remote_route", &Keys::remote_route, "The part on other nodes.")
+      .def_readonly("is_remote", &Keys::is_remote, "Mask of the keys owned on other nodes, (U,) bool.")
+      .def_readonly("is_admitted", &Keys::is_admitted, "Mask of the keys that may be cached, (U,) bool.");
 }
 
 }  // namespace hetmpi

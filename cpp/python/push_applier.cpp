@@ -33,18 +33,16 @@ class NodeRows {
         files_(std::move(files)) {}
 
   // out[order[i]] = the row of each key of a route that an owner on this node has. A clock is read whole, the rows of
-  // this rank while they are not written.
-  void gather(const Array<int64_t>& order, const Array<int64_t>& keys, const Array<int64_t>& first, Array<T> out) {
+  // this rank while they are not written. Returns the bytes of all keys of the route that other ranks own.
+  int64_t gather(const Route& route, Array<T> out) {
     constexpr bool kClocks = std::is_same_v<T, int32_t>;
-    const ssize_t n = order.shape(0), num_out = out.shape(0), width = kClocks ? 1 : out.shape(1);
-    check_shape(keys, "keys", {n});
+    const ssize_t num_out = out.shape(0), width = kClocks ? 1 : out.shape(1);
     T* to = out.mutable_data();
     for (const auto& [rank, shard] : shards_) {
       if (!kClocks) check_shape(shard, "out, as wide as the rows,", {-1, width});
-      const int64_t begin = first.at(rank), end = first.at(rank + 1);
-      if (begin < 0 || begin > end || end > n) throw std::out_of_range("first must rise from 0 to the number of keys");
+      const int64_t begin = route.first().at(rank), end = route.first().at(rank + 1);
       if (begin == end) continue;
-      const int64_t *key = keys.data() + begin, *position = order.data() + begin;
+      const int64_t *key = route.keys().data() + begin, *position = route.order().data() + begin;
       const Directory* directory = directories_.at(rank);
       const T* from = shard.data();
       const ssize_t num_rows = shard.shape(0);
@@ -71,6 +69,7 @@ class NodeRows {
       else
         part(row_copy(width), kAtOnce);
     }
+    return route.num_elsewhere(own_) * width * static_cast<int64_t>(sizeof(T));
   }
 
  private:
@@ -99,9 +98,9 @@ void bind_node_rows(py::module_& m, const char* name) {
            py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("directories"),
            py::arg("files") = std::map<int64_t, const RowFile*>(), py::keep_alive<1, 2>(), py::keep_alive<1, 5>(),
            py::keep_alive<1, 6>())
-      .def("gather", &NodeRows<T>::gather, py::arg("order").noconvert(), py::arg("keys").noconvert(),
-           py::arg("first").noconvert(), py::arg("out").noconvert(),
-           "out[order[i]] = the row of each key of a Route that an owner on this node has.");
+      .def("gather", &NodeRows<T>::gather, py::arg("route"), py::arg("out").noconvert(),
+           "out[order[i]] = the row of each key of a Route that an owner on this node has. Returns the bytes of all "
+           "keys of the route that other ranks own.");
 }
 
 }  // namespace
@@ -119,9 +118,8 @@ void bind_push_applier(py::module_& m) {
            py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 10>())
       .def("set_step", &PyPushApplier::set_step, py::arg("lrs"), py::arg("step"))
       .def("drain", &PyPushApplier::drain, "Applies what has arrived; returns the rows applied.")
-      .def("apply", &PyPushApplier::apply, py::arg("keys").noconvert(), py::arg("values").noconvert(),
-           py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert(),
-           py::arg("steps").noconvert())
+      .def("apply", &PyPushApplier::apply, py::arg("message"), py::arg("rank"),
+           "Applies the rows of a Message that `rank`, this one, owns.")
       .def("apply_record", &PyPushApplier::apply_record, py::arg("keys").noconvert(), py::arg("clocks").noconvert(),
            py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("grads").noconvert(),
            py::arg("squares").noconvert())

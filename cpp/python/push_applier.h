@@ -14,6 +14,7 @@
 #include "python/arrays.h"
 #include "python/bindings.h"
 #include "python/owner_arrays.h"
+#include "python/wire_arrays.h"
 
 namespace hetmpi {
 
@@ -44,14 +45,13 @@ class PyPushApplier {
     applier_.stop();
   }
 
-  void apply(const Array<int64_t>& keys, const Array<float>& values, const Array<int64_t>& order,
-             const Array<int32_t>& clocks, const Array<int32_t>& counts, const std::optional<Array<int32_t>>& steps) {
-    const Message own = message_of(keys, values, order, clocks, counts, steps, format_);
-    const int64_t* position = order.data();
-    const ssize_t n = keys.shape(0);
-    check_in(position, n, values.shape(0), "order");
+  // The rows of a message that `rank`, this one, owns.
+  void apply(const PyMessage& message, int64_t rank) {
+    const int64_t begin = message.route->first().at(rank), n = message.route->first().at(rank + 1) - begin;
+    Message own = message.columns(format_);
+    own.keys += begin;
     py::gil_scoped_release release;
-    applier_.apply(own, position, n);
+    applier_.apply(own, message.route->order().data() + begin, n);
   }
 
   // Columns of a record.

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 
 #include "owner/push_applier.h"
 #include "python/arrays.h"
@@ -18,16 +17,6 @@ namespace {
 RingProducer producer_of(Array<uint8_t> memory, RecordFormat format) {
   constexpr ssize_t kHeaderBytes = sizeof(RingHeader);
   return {memory.mutable_data(), static_cast<uint64_t>(std::max(memory.size(), kHeaderBytes) - kHeaderBytes), format};
-}
-
-int64_t num_bytes(const RecordFormat& format, const Array<int64_t>& order,
-                  const std::optional<Array<int32_t>>& counts) {
-  const ssize_t n = order.shape(0);
-  if (format.square_dim == 0 || !counts) return n * format.row_bytes();
-  check_in(order.data(), n, counts->shape(0), "order");
-  int64_t total = 0;
-  for (ssize_t i = 0; i < n; ++i) total += format.row_bytes(counts->data()[order.data()[i]]);
-  return total;
 }
 
 }  // namespace
@@ -45,9 +34,7 @@ void bind_ring(py::module_& m) {
             for (ssize_t i = 0; i < counts.size(); ++i) mask.mutable_data()[i] = format.has_squares(counts.data()[i]);
             return mask;
           },
-          py::arg("counts").noconvert(), "Mask (n,) bool of the rows, of counts (n,), that are sent with squares.")
-      .def("num_bytes", &num_bytes, py::arg("order").noconvert(), py::arg("counts").noconvert(),
-           "Bytes in records of rows whose counts, if they have any, are entries order (n,) of counts.");
+          py::arg("counts").noconvert(), "Mask (n,) bool of the rows, of counts (n,), that are sent with squares.");
   m.def("push_format", &push_format, py::arg("rule"), "What is sent of a push's rows.");
   m.def("min_ring_capacity", &min_ring_capacity, py::arg("format"));
 

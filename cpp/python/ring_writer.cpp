@@ -3,6 +3,7 @@
 
 #include <pybind11/stl.h>
 
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -17,7 +18,7 @@ class PyRingWriter {
  public:
   using Rings = std::vector<RingProducer*>;
 
-  PyRingWriter(const Rings& rings, PushArrays push, RecordFormat format)
+  PyRingWriter(const Rings& rings, PyMessage push, RecordFormat format)
       : push_(std::move(push)), core_(rings, checked(rings.size(), format)) {}
 
   bool proceed() {
@@ -29,11 +30,11 @@ class PyRingWriter {
 
  private:
   PushView checked(ssize_t num_ranks, RecordFormat format) const {
-    check_shape(push_.route.first, "first", {num_ranks + 1});
+    if (push_.route->num_ranks() != num_ranks) throw std::invalid_argument("a ring writer takes a ring for each rank");
     return push_.view(format);
   }
 
-  PushArrays push_;
+  PyMessage push_;
   RingWriter core_;
 };
 
@@ -42,7 +43,7 @@ class PyRingWriter {
 void bind_ring_writer(py::module_& m) {
   py::class_<PyRingWriter>(m, "RingWriter",
                            "Gradients on their way into the rings of their owners (cpp/wire/ring_writer.h).")
-      .def(py::init<const PyRingWriter::Rings&, PushArrays, RecordFormat>(), py::arg("rings"), py::arg("push"),
+      .def(py::init<const PyRingWriter::Rings&, PyMessage, RecordFormat>(), py::arg("rings"), py::arg("push"),
            py::arg("format"), py::keep_alive<1, 2>(), "rings: to each rank, None where nothing is to be written.")
       .def("proceed", &PyRingWriter::proceed, "Writes what fits; True once all is written.")
       .def_property_readonly("full", &PyRingWriter::full, "Ranks whose rings lack room, ascending.");

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -44,13 +45,13 @@ py::tuple new_messages(const std::vector<std::vector<int64_t>>& lengths, size_t 
 
 class PyRoundRequest {
  public:
-  // num: number of positions. known: None if the request has no clocks.
-  PyRoundRequest(Owners owners, RouteArrays pull, int64_t num, std::optional<Array<int32_t>> known, int64_t reason,
-                 int64_t bound, int64_t step, std::vector<PushArrays> pushes, RecordFormat format,
+  // known: None if the request has no clocks.
+  PyRoundRequest(Owners owners, std::shared_ptr<const Route> pull, std::optional<Array<int32_t>> known, int64_t reason,
+                 int64_t bound, int64_t step, std::vector<PyMessage> pushes, RecordFormat format,
                  std::vector<int64_t> dims)
       : owners_(std::move(owners)),
         pull_(std::move(pull)),
-        num_(num),
+        num_(pull_->num_positions()),
         known_(std::move(known)),
         pushes_(std::move(pushes)),
         dims_(dims),
@@ -102,21 +103,20 @@ class PyRoundRequest {
  private:
   RouteView checked() const {
     if (known_) check_shape(*known_, "known", {num_});
-    pull_.check(num_);
-    return pull_.view();
+    return pull_->view();
   }
 
-  static std::vector<PushView> views(const std::vector<PushArrays>& pushes, RecordFormat format) {
+  static std::vector<PushView> views(const std::vector<PyMessage>& pushes, RecordFormat format) {
     std::vector<PushView> found;
-    for (const PushArrays& push : pushes) found.push_back(push.view(format));
+    for (const PyMessage& push : pushes) found.push_back(push.view(format));
     return found;
   }
 
   Owners owners_;
-  RouteArrays pull_;
+  std::shared_ptr<const Route> pull_;
   int64_t num_;
   std::optional<Array<int32_t>> known_;
-  std::vector<PushArrays> pushes_;
+  std::vector<PyMessage> pushes_;
   std::vector<int64_t> dims_;
   RoundRequest core_;
   std::vector<int64_t> words_;  // of the request to each node
@@ -128,17 +128,34 @@ void bind_round(py::module_& m) {
   m.attr("PUSHES") = kPushes;
   m.def("new_messages", &new_messages, py::arg("lengths"), py::arg("num"),
         "Messages to `num` partners, to be filled; the begin of each table's section in each; the words of all.");
-  py::class_<RouteArrays>(m, "RouteArrays", "The arrays of a Route (hetmpi/owner/route.py).")
-      .def(py::init([](Array<int64_t> order, Array<int64_t> keys, Array<int64_t> first) {
-             return RouteArrays{order, keys, first};
-           }),
-           py::arg("order").noconvert(), py::arg("keys").noconvert(), py::arg("first").noconvert());
-  py::class_<PushArrays>(m, "PushArrays", "The arrays of a Message (hetmpi/owner/mailbox.py).")
-      .def(py::init([](int64_t step, RouteArrays route, Array<float> values, std::optional<Array<int32_t>> clocks,
-                       std::optional<Array<int32_t>> counts, std::optional<Array<int32_t>> steps,
-                       bool ends_step) { return PushArrays{step, route, values, clocks, counts, steps, ends_step}; }),
-           py::arg("step"), py::arg("route"), py::arg("values").noconvert(), py::arg("clocks").noconvert(),
-           py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("ends_step"));
+  py::class_<PyMessage>(m, "Message", "The gradients that one rank sends to the owners in one step.")
+      .def(
+          py::init([](int64_t step, std::shared_ptr<const Route> route, Array<float> values,
+                      std::optional<Array<int32_t>> clocks, std::optional<Array<int32_t>> counts,
+                      std::optional<Array<int32_t>> steps) {
+            return PyMessage{step, std::move(route), values, clocks, counts, steps};
+          }),
+          py::arg("step"), py::arg("route"), py::arg("values").noconvert(), py::arg("clocks").noconvert() = py::none(),
+          py::arg("counts").noconvert() = py::none(), py::arg("steps").noconvert() = py::none(),
+          "For each key of `route` a row of values (n, width) float32; at s >= 1 also its clock (n,) int32, the number "
+          "of iterations summed (n,) int32, and unless the rule is plain SGD their first and last step (n, 2) int32.")
+      .def_readonly("step", &PyMessage::step)
+      .def_readonly("route", &PyMessage::route)
+      .def_readonly("values", &PyMessage::values)
+      .def_readonly("clocks", &PyMessage::clocks)
+      .def_readonly("counts", &PyMessage::counts)
+      .def(
+          "num_bytes_elsewhere",
+          [](const PyMessage& of, RecordFormat format, int64_t rank) {
+            const Message columns = of.columns(format);
+            const RouteView route = of.route->view();
+            int64_t total = 0;
+            for (int64_t owner = 0; owner < of.route->num_ranks(); ++owner)
+              for (int64_t i = route.first[owner]; owner != rank && i < route.first[owner + 1]; ++i)
+                total += columns.row_bytes(route.order[i], format);
+            return total;
+          },
+          py::arg("format"), py::arg("rank"), "Bytes in records for owners other than `rank`.");
   py::class_<ShardArrays>(m, "ShardArrays", "A shard of this node: clock (n,), the arrays (n, width) of a row.")
       .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays, const Directory* directory,
                        const RowFile* file) { return ShardArrays{clock, arrays, directory, file}; }),
@@ -146,10 +163,10 @@ void bind_round(py::module_& m) {
            py::keep_alive<1, 4>(), py::keep_alive<1, 5>());
 
   py::class_<PyRoundRequest>(m, "RoundRequest", "The requester's side of a table's round (cpp/wire/round.h).")
-      .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t, int64_t,
-                    std::vector<PushArrays>, RecordFormat, std::vector<int64_t>>(),
-           py::arg("owners"), py::arg("pull"), py::arg("num"), py::arg("known").noconvert(), py::arg("reason"),
-           py::arg("bound"), py::arg("step"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
+      .def(py::init<Owners, std::shared_ptr<const Route>, std::optional<Array<int32_t>>, int64_t, int64_t, int64_t,
+                    std::vector<PyMessage>, RecordFormat, std::vector<int64_t>>(),
+           py::arg("owners"), py::arg("pull"), py::arg("known").noconvert(), py::arg("reason"), py::arg("bound"),
+           py::arg("step"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
       .def("words", &PyRoundRequest::words, "Words of 8 bytes of the request to each node.")
       .def("write", &PyRoundRequest::write, py::arg("messages"), py::arg("begins"))
       .def("forget_pushes", &PyRoundRequest::forget_pushes, "Frees the pushes, which are written.")

@@ -1,14 +1,18 @@
 // StepReducer: an owner's side of a synchronous step.
 #include "owner/step_reducer.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "owner/ring.h"
 #include "owner/row_optimizer.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
 #include "python/owner_arrays.h"
+#include "python/wire_arrays.h"
 
 namespace hetmpi {
 namespace {
@@ -20,17 +24,26 @@ class PyStepReducer {
       : reducer_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), {weight.shape(1), false}), own_rank,
                  shard_of(weight, state, clock, touched, directory, file)),
         dim_(weight.shape(1)),
+        own_rank_(own_rank),
         applied_(std::move(applied)) {
     check_shape(applied_, "applied", {-1});
   }
 
-  void begin(int64_t step, Array<int64_t> keys, Array<int64_t> order, Array<float> grads) {
-    const ssize_t n = keys.shape(0);
-    check_shape(order, "order", {n});
-    check_shape(grads, "grads", {-1, dim_});
-    check_in(order.data(), n, grads.shape(0), "order");
-    keys_ = keys, order_ = order, grads_ = grads;
-    reducer_.begin(step, keys_.data(), order_.data(), grads_.data(), n);
+  // copies: the gradients may be changed before apply().
+  void begin(const PyMessage& message, bool copies) {
+    route_ = message.route;
+    const int64_t begin = route_->first().at(own_rank_), n = route_->first().at(own_rank_ + 1) - begin;
+    const int64_t *keys = route_->keys().data() + begin, *order = route_->order().data() + begin;
+    check_shape(message.values, "values", {route_->num_positions(), dim_});
+    grads_ = message.values;
+    if (!copies) return reducer_.begin(message.step, keys, order, grads_.data(), n);
+    copied_.resize(n * dim_);
+    in_order_.resize(n);
+    for (int64_t i = 0; i < n; ++i) {
+      in_order_[i] = i;
+      std::copy_n(grads_.data() + order[i] * dim_, dim_, copied_.data() + i * dim_);
+    }
+    reducer_.begin(message.step, keys, in_order_.data(), copied_.data(), n);
   }
 
   bool poll() {
@@ -50,10 +63,12 @@ class PyStepReducer {
 
  private:
   StepReducer reducer_;
-  int64_t dim_;
+  int64_t dim_, own_rank_;
   Array<int64_t> applied_;
-  Array<int64_t> keys_{0}, order_{0};  // of the open step, kept alive
+  std::shared_ptr<const Route> route_;  // of the open step, kept alive
   Array<float> grads_{0};
+  std::vector<float> copied_;  // this rank's own
+  std::vector<int64_t> in_order_;
 };
 
 }  // namespace
@@ -68,8 +83,8 @@ void bind_step_reducer(py::module_& m) {
            py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(),
            py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 10>(),
            "rings: one per rank, in rank order. applied (1,) or longer: its first number counts the steps applied.")
-      .def("begin", &PyStepReducer::begin, py::arg("step"), py::arg("keys").noconvert(), py::arg("order").noconvert(),
-           py::arg("grads").noconvert())
+      .def("begin", &PyStepReducer::begin, py::arg("message"), py::arg("copies"),
+           "Begins a step with this rank's own Message; copies: its gradients may be changed before apply().")
       .def("poll", &PyStepReducer::poll)
       .def("apply", &PyStepReducer::apply, py::arg("optimizer"))
       .def_property_readonly("awaited", &PyStepReducer::awaited);

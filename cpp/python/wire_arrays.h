@@ -1,44 +1,36 @@
-// The arrays of routes and pushes, for the parts of the core that write messages and rings.
+// The gradients that one rank sends to the owners in one step, for the parts of the core that write messages and rings.
 #pragma once
 
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
-#include <stdexcept>
 
+#include "owner/route.h"
 #include "python/arrays.h"
 #include "python/owner_arrays.h"
 #include "wire/round.h"
 
 namespace hetmpi {
 
-struct RouteArrays {
-  Array<int64_t> order, keys, first;
-
-  RouteView view() const { return {order.data(), keys.data(), first.data()}; }
-
-  // num: numbers of positions.
-  void check(ssize_t num) const {
-    check_shape(keys, "keys", {order.shape(0)});
-    check_shape(first, "first", {-1});
-    if (first.data()[0] != 0 || first.data()[first.shape(0) - 1] != order.shape(0))
-      throw std::invalid_argument("first must rise from 0 to the number of keys");
-    check_in(order.data(), order.shape(0), num, "order");
-  }
-};
-
-struct PushArrays {
+// At s = 0 a gradient for each key of the route, and it ends the step; at s >= 1 sums, with clocks and counts.
+struct PyMessage {
   int64_t step;
-  RouteArrays route;
+  std::shared_ptr<const Route> route;
   Array<float> values;
   std::optional<Array<int32_t>> clocks, counts, steps;
-  bool ends_step;
 
   // As long as these arrays live.
-  PushView view(RecordFormat format) const {
-    route.check(values.shape(0));
-    return {step, route.view(), message_of(route.keys, values, route.order, clocks, counts, steps, format), ends_step};
+  PushView view(RecordFormat format) const { return {step, route->view(), columns(format), !format.has_clocks}; }
+
+  Message columns(RecordFormat format) const {
+    check_shape(values, "values", {route->num_positions(), format.width});
+    if (clocks) check_shape(*clocks, "clocks", {values.shape(0)});
+    if (counts) check_shape(*counts, "counts", {values.shape(0)});
+    if (steps) check_shape(*steps, "steps", {values.shape(0), 2});
+    return {route->keys().data(), column(clocks, "clocks", format.has_clocks),
+            column(counts, "counts", format.has_clocks), column(steps, "steps", format.has_steps), values.data()};
   }
 };
 

@@ -25,6 +25,7 @@
 #include "cache/cache_decisions.h"
 #include "owner/push_applier.h"
 #include "owner/ring.h"
+#include "owner/route.h"
 #include "owner/shard.h"
 #include "vectors.h"
 
@@ -60,15 +61,6 @@ inline uint8_t* padded(uint8_t* array, int64_t bytes) {
 inline bool is_wanted(int32_t known, int32_t clock, int64_t bound) {
   return known == kNoLine || (bound != kUnbounded && clock > int64_t{known} + bound);
 }
-
-// Keys by owner (hetmpi/owner/route.py, Route): those of owner o are keys[first[o]] .. keys[first[o + 1] - 1].
-struct RouteView {
-  const int64_t* order;
-  const int64_t* keys;
-  const int64_t* first;
-
-  int64_t num(int64_t owner) const { return first[owner + 1] - first[owner]; }
-};
 
 // Gradients to push; their columns are by position, as route.order.
 struct PushView {

@@ -17,7 +17,7 @@ from hetmpi import _C
 from hetmpi.checkpoint.files import CHUNK_BYTES, DTYPES, open_array, wrong_values
 from hetmpi.checkpoint.manifest import ARRAYS, file_name, read_base, tables_of
 from hetmpi.errors import UserError
-from hetmpi.owner.route import Route, make_partition
+from hetmpi.owner.route import make_partition
 from hetmpi.table.table import EmbeddingTable, num_used_here
 
 EarlierKeys = Callable[[np.ndarray], np.ndarray]
@@ -76,7 +76,7 @@ class OpenArray:
         return out
 
 
-def collect(shards: list[ShardFiles], partition: _C.Partition, route: Route, name: str, out: np.ndarray):
+def collect(shards: list[ShardFiles], partition: _C.Partition, route: _C.Route, name: str, out: np.ndarray):
     """Reads array `name` of the keys of `route` (n) to their positions in out (n, ...). Opens one shard at a time.
     partition: by which the shards were saved."""
     for owner in route.owners:
@@ -118,7 +118,7 @@ def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles
         if earlier is not None:
             keys = earlier(keys)
             rows, keys = begin + np.flatnonzero(keys >= 0), keys[keys >= 0]
-        route = Route.of_keys(partition, keys)
+        route = partition.route(keys)
         for name in ARRAYS:
             values = table.shard.empty(name, len(keys))
             collect(shards, partition, route, name, values)

@@ -10,7 +10,6 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.counters import Counters
-from hetmpi.owner.route import Route
 from hetmpi.owner.row_files import FileShard, FileStore, open_files
 from hetmpi.owner.store import LEAST_HUGE, Layout, Shard
 from hetmpi.world.at_exit import at_exit, free_window, nothing
@@ -77,7 +76,7 @@ class NodeMemory:
         """Whether want() gains."""
         return self._keeper is not None
 
-    def want(self, route: Route):
+    def want(self, route: _C.Route):
         """Begins to read those rows of a route's keys from disk that this node owns."""
         if self._keeper is None:
             return

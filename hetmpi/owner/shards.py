@@ -1,4 +1,4 @@
-"""ShardReader: reads the current rows, their mean squares and clocks of the owners of a node by Route."""
+"""ShardReader: reads the current rows, their mean squares and clocks of the owners of a node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.owner.node_memory import NodeMemory
-from hetmpi.owner.route import Route
 
 
 class ShardReader:
@@ -31,11 +30,8 @@ class ShardReader:
             for array, kind in kinds.items()
         }
 
-    def read(self, array: str, route: Route, out: np.ndarray) -> int:
+    def read(self, array: str, route: _C.Route, out: np.ndarray) -> int:
         """Reads `array` (weight, mean_square or clock) of the route's keys that ranks of this node own, to their
         positions in out (n, width) or (n,); those of other nodes are left as they are. Returns the bytes of all keys
         of the route that ranks other than this one own, for the counters of traffic."""
-        if len(route.order) == 0:
-            return 0
-        self._arrays[array].gather(*route.arrays, out)
-        return out[:1].nbytes * route.num_elsewhere(self.memory.world.rank)
+        return self._arrays[array].gather(route, out)

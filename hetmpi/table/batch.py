@@ -1,46 +1,22 @@
-"""Keys: those of a call. Batch: one batch of keys through announce, read and write at s >= 1. Pull: the rows of one
+"""Batch: one batch of keys through announce, read and write at s >= 1. Pull: the rows of one
 batch, or of several whose rows are requested together, on their way from the owners."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.owner.route import Route
+from hetmpi._C import Keys
 from hetmpi.wire.channel import Reply
 
 MOST_AHEAD = 4  # batches announced and not read yet
 NO_ROWS = np.empty((0, 0), np.float32)
 
 Empty = Callable[[int, type], np.ndarray]  # of (n, dtype): memory that the cache reads and writes
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Keys of a call, checked, with all that depends on them alone (TableContext.keys_of).
-
-    tensor       (U,) int64 on the CPU, which identifies the batch in later calls; may be overwritten afterwards
-    array        its values (U,) int64, not overwritten
-    route        their owners; local_route, remote_route: its parts on this node and on other nodes
-    is_remote    mask of the keys owned on other nodes, (U,) bool
-    is_admitted  mask of the keys that may be cached, (U,) bool"""
-
-    tensor: torch.Tensor
-    array: np.ndarray
-    route: Route
-    local_route: Route
-    remote_route: Route
-    is_remote: np.ndarray
-    is_admitted: np.ndarray
-
-    def are_those_of(self, other: Keys) -> bool:
-        """Whether they identify the same batch: the same tensor with the same values."""
-        return self is other or (self.tensor is other.tensor and _C.are_same(self.array, other.array))
 
 
 def check_room(num_ahead: int):

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.owner.mailbox import Mailbox, Message
-from hetmpi.owner.route import Route
+from hetmpi._C import Keys
+from hetmpi.owner.mailbox import Mailbox
 from hetmpi.owner.shards import ShardReader
-from hetmpi.table.batch import Keys, check_room
+from hetmpi.table.batch import check_room
 from hetmpi.table.client import Client, TableContext, check_finite
 from hetmpi.wire.channel import ANNOUNCED, UNANNOUNCED, Channel, Reply, Request
 from hetmpi.wire.transport import choose, trial_ms
@@ -75,7 +75,7 @@ class BspClient(Client):
             asked = {}
             for i, (client, its_keys) in enumerate(zip(clients, keys)):
                 if replies[i] is None and client.channel.must_ask(its_keys.remote_route):
-                    request = Request(UNANNOUNCED, its_keys.remote_route, len(its_keys.array), steps[i])
+                    request = Request(UNANNOUNCED, its_keys.remote_route, steps[i])
                     replies[i] = asked[client.channel] = Reply(client.channel, request)
             exchange.ask(asked)
         BspClient._settle(clients)
@@ -145,7 +145,7 @@ class BspClient(Client):
                 exchange.post({client.channel: client._posted(each) for client, each in zip(clients, messages)})
         for client, message in zip(clients, messages):
             with client._spans("push"):
-                client.context.counters.push_bytes += client._near.send(message, True)
+                client.context.counters.push_bytes += client._near.send(message)
                 client.context.counters.pushed += len(message.values)
         BspClient._apply([client for client in clients if is_one_node or exchange.awaits(client.channel)])
         for client in clients:
@@ -153,26 +153,23 @@ class BspClient(Client):
                 with client._spans("drain"):
                     client._ahead[0].reply.serve()  # rows leave, and arrive during the dense allreduce
 
-    def _begin_step(self, keys: Keys, values: np.ndarray) -> Message:
+    def _begin_step(self, keys: Keys, values: np.ndarray) -> _C.Message:
         """Begins a step with this rank's gradients. Returns the message for the owners."""
         if self._cache.device.type != "cpu":
             check_finite(keys.array, values)
-        own_keys, own_order = keys.route.of(self._world.rank)
-        own_values = values
-        if not self._world.is_one_node:  # applied after the call, when the caller may have changed the gradients
-            own_values, own_order = values[own_order], np.arange(len(own_order))
-        self._reducer.begin(self.step, own_keys, own_order, own_values)
+        message = _C.Message(self.step, keys.route, values)
+        # Between nodes they are applied after the call, when the caller may have changed the gradients.
+        self._reducer.begin(message, copies=not self._world.is_one_node)
         self._is_written = self._is_open = True
-        return Message(self.step, keys.route, values)
+        return message
 
-    def _posted(self, message: Message) -> Reply:
+    def _posted(self, message: _C.Message) -> Reply:
         """Gradients for other nodes, with the request of the batch that is announced to be read next."""
         if not self._ahead or self._ahead[0].reply is not None:
-            none = Route.empty(self._world.size)
-            return Reply(self.channel, Request(_C.PUSHES, none, len(message.values), pushes=[message]))
+            return Reply(self.channel, Request(_C.PUSHES, _C.Route(self._world.size), pushes=[message]))
         batch = self._ahead[0]
-        route, num = batch.keys.remote_route, len(batch.keys.array)
-        batch.reply = Reply(self.channel, Request(ANNOUNCED, route, num, self.step + 1, pushes=[message]))
+        request = Request(ANNOUNCED, batch.keys.remote_route, self.step + 1, pushes=[message])
+        batch.reply = Reply(self.channel, request)
         return batch.reply
 
     def flush(self):

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi._C import Keys
 from hetmpi.counters import Counters
 from hetmpi.errors import NotFinite
 from hetmpi.owner.node_memory import NodeMemory
-from hetmpi.owner.route import Route
 from hetmpi.owner.shards import ShardReader
 from hetmpi.spans import Spans
-from hetmpi.table.batch import Keys
 from hetmpi.table.cache import RowCache
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness
@@ -125,9 +124,7 @@ class TableContext:
         """Keys whose values are array (U,) int64. Thread-safe."""
         kept = self.cache.empty(len(array), np.int64)
         kept[:] = array
-        route = Route.of_keys(self.partition, kept)
-        is_remote, is_admitted = route.held_by(self.world.is_remote), route.held_by(self.admitted)
-        return Keys(tensor, kept, route, route.where(~is_remote), route.where(is_remote), is_remote, is_admitted)
+        return Keys(tensor, kept, self.partition, self.world.is_remote, self.admitted)
 
 
 def check_finite(keys, values: np.ndarray):

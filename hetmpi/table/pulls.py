@@ -11,7 +11,8 @@ from collections import deque
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.table.batch import Batch, Keys, Phase, Pull, check_room
+from hetmpi._C import Keys
+from hetmpi.table.batch import Batch, Phase, Pull, check_room
 from hetmpi.table.client import TableContext
 from hetmpi.table.pushes import Pushes
 from hetmpi.wire.channel import ANNOUNCED, UNANNOUNCED, Channel, Reply, Request
@@ -100,14 +101,14 @@ class Pulls:
         pull.enter(Phase.REQUESTED, Phase.NEW)
         self._cache.look_up(pull.keys.array, pull.slots)
         bound, route = self._context.bound, pull.keys.remote_route
-        if bound == _C.UNBOUNDED and len(route.order):
+        if bound == _C.UNBOUNDED and len(route):
             route = route.where(pull.slots < 0)
-        self._context.counters.clock_bytes += 4 * len(route.order)
+        self._context.counters.clock_bytes += 4 * len(route)
         known = np.full(pull.num, _C.NO_LINE, np.int32)
-        if len(route.order):
+        if len(route):
             known = self._cache.clocks_within(pull.slots, is_written, bound)
         reason, pushes = ANNOUNCED if is_written else UNANNOUNCED, self._pushes.take_held()
-        asked = Request(reason, route, pull.num, known=known, bound=bound, pushes=pushes)
+        asked = Request(reason, route, known=known, bound=bound, pushes=pushes)
         pull.reply = Reply(self._channel, asked, pull.clocks)
         return pull.reply
 

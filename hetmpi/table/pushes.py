@@ -6,8 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.owner.mailbox import Mailbox, Message
-from hetmpi.owner.route import Route
+from hetmpi.owner.mailbox import Mailbox
 from hetmpi.table.client import TableContext, check_finite
 from hetmpi.wire.channel import FLUSH, Channel, Reply, Request
 from hetmpi.world.waiting import ranks_text
@@ -24,7 +23,7 @@ class Pushes:
         self._context, self._cache, self._owner = context, context.cache, owner
         self._channel, self._mailbox = channel, Mailbox(context.memory, context.record)
         self._on_node = frozenset(context.world.node_ranks)
-        self.held: list[Message] = []
+        self.held: list[_C.Message] = []
         self._num_idle = 0  # writes since the last request
 
     def send(self):
@@ -34,16 +33,13 @@ class Pushes:
         keys, clocks, counts, steps, sums = self._cache.take_pushes()
         if self._cache.device.type != "cpu":
             check_finite(keys, sums)
-        route = Route.of_keys(self._context.partition, keys)
-        own_keys, order = route.of(self._context.world.rank)
-        times = clocks, counts, steps if self._context.record.has_steps else None
-        if len(own_keys):
-            self._owner.apply(own_keys, sums, order, *times)
-        message = Message(self._context.step, route, sums, *times, keys)
+        context, route = self._context, self._context.partition.route(keys)
+        message = _C.Message(context.step, route, sums, clocks, counts, steps if context.record.has_steps else None)
+        self._owner.apply(message, context.world.rank)
         if not self._on_node.issuperset(route.owners):
             self.held.append(message)
-        self._context.counters.push_bytes += self._mailbox.send(message, False)
-        self._context.counters.pushed += len(keys)
+        context.counters.push_bytes += self._mailbox.send(message)
+        context.counters.pushed += len(keys)
 
     def progress(self):
         """Sends released gradients and applies received ones."""
@@ -62,7 +58,7 @@ class Pushes:
         self.flush()
         self.await_all()
 
-    def take_held(self) -> list[Message]:
+    def take_held(self) -> list[_C.Message]:
         """Removes and returns the held messages, for a request."""
         held, self.held, self._num_idle = self.held, [], 0
         return held
@@ -77,8 +73,8 @@ class Pushes:
         """Sends the held messages to their owners, and waits until these have applied them. REQUIRES: no request of
         this table is under way."""
         if not self._context.world.is_one_node:
-            none, route = np.empty(0, np.int32), Route.empty(self._context.world.size)
-            request = Request(FLUSH, route, 0, known=none, bound=self._context.bound, pushes=self.take_held())
+            none, route = np.empty(0, np.int32), _C.Route(self._context.world.size)
+            request = Request(FLUSH, route, known=none, bound=self._context.bound, pushes=self.take_held())
             reply = Reply(self._channel, request, none)
             self._channel.exchange.ask({self._channel: reply})
             reply.drop()

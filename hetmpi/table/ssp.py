@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi._C import Keys
 from hetmpi.owner.shards import ShardReader
-from hetmpi.table.batch import Batch, CacheLines, Keys, Phase, Pull
+from hetmpi.table.batch import Batch, CacheLines, Phase, Pull
 from hetmpi.table.client import Client, TableContext
 from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
@@ -182,7 +183,7 @@ class SspClient(Client):
         """Previews on the chosen (n,) bool rows the messages that are held since the last call."""
         held = self._pushes.held  # empty without a cache, where no state is fetched
         for message in held[pull.num_previewed :]:
-            places = _C.places_of(message.keys, pull.keys.array, chosen)
+            places = _C.places_of(message.route, pull.keys.array, chosen)
             self._cache.preview(
                 places, pull.rows, pull.states, pull.clocks, message.values, message.counts, message.clocks,
                 self._anticipate,

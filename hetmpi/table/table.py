@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from hetmpi import _C
+from hetmpi._C import Keys
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError, check_choice, check_integer
 from hetmpi.owner.node_memory import NodeMemory
@@ -20,7 +21,7 @@ from hetmpi.owner.route import make_partition
 from hetmpi.owner.row_files import FileStore
 from hetmpi.owner.store import INBOX_BYTES, Shard, layouts_of, table_seed
 from hetmpi.spans import Spans
-from hetmpi.table.batch import MOST_AHEAD, Keys
+from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.bsp import BspClient
 from hetmpi.table.cache import CacheSettings, RowCache
 from hetmpi.table.client import Client, TableContext, check_finite

@@ -9,7 +9,6 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.errors import UserError
 from hetmpi.open_rows import FIRST_KEY, ID, KEY, NO_ENTRIES, NO_IDS, SHARED_KEY, OpenRows
-from hetmpi.owner.route import Route
 from hetmpi.owner.store import table_seed
 from hetmpi.table.id_exchange import Exchange
 from hetmpi.table.table import EmbeddingTable
@@ -136,7 +135,7 @@ class Vocabulary:
 
     def _own(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The keys whose rows this rank owns, and their places among keys (n,)."""
-        return Route.of_keys(self.table.partition, keys).of(self.table.world.rank)
+        return self.table.partition.route(keys).of(self.table.world.rank)
 
     def _assign(self, own: np.ndarray, weight: np.ndarray):
         """Begins the rows of own keys (n,) with weight (n, dim)."""

@@ -26,7 +26,7 @@ from hetmpi.errors import UserError
 from hetmpi.layers import WEIGHTED, FeatureRows
 from hetmpi.models.link import LinkModel
 from hetmpi.open_rows import keys_of_ids
-from hetmpi.owner.route import Route, make_partition
+from hetmpi.owner.route import make_partition
 
 CLICK_SIZES = ("num_fields", "num_dense", "dim")  # arguments of models, by task
 LABELS, CLASSES = "num_labels", "num_classes"  # those of models of several labels, and of clicks in classes
@@ -60,12 +60,12 @@ class Saved:
 
     def read(self, keys: np.ndarray, rows: np.ndarray):
         """Reads the rows of keys (n,) int64 into rows (n, dim) float32."""
-        collect(self.shards, self.partition, Route.of_keys(self.partition, keys), "weight", rows)
+        collect(self.shards, self.partition, self.partition.route(keys), "weight", rows)
 
     def are_trained(self, keys: np.ndarray) -> np.ndarray:
         """Whether the rows of keys (n,) int64 were ever updated, (n,) bool."""
         clocks = np.empty(len(keys), np.int32)
-        collect(self.shards, self.partition, Route.of_keys(self.partition, keys), "clock", clocks)
+        collect(self.shards, self.partition, self.partition.route(keys), "clock", clocks)
         return clocks > 0
 
 

@@ -26,9 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.owner.mailbox import Message
 from hetmpi.owner.node_memory import NodeMemory
-from hetmpi.owner.route import Route
 from hetmpi.wire.exchange import Exchange, MakeWire, Round
 from hetmpi.wire.sections import Section
 
@@ -40,19 +38,18 @@ class Request:
     """What a rank asks of the owners on other nodes.
 
     reason   as above, or _C.PUSHES for gradients alone
-    route    the requested keys, at their positions in a batch of num
+    route    the requested keys, at their positions in a batch
     step     at s = 0: steps that the rows must have
-    known    at s >= 1: (num,) int32, the clock of this rank's copy of each row, NO_LINE if it has no usable copy
+    known    at s >= 1: (n,) int32, the clock of this rank's copy of each row, NO_LINE if it has no usable copy
     bound    how far an owner's clock may be ahead of `known` without a need for the row, as of TableContext
     pushes   the gradients that the owners apply first"""
 
     reason: int
-    route: Route
-    num: int
+    route: _C.Route
     step: int = 0
     known: np.ndarray | None = None
     bound: int = 0
-    pushes: Sequence[Message] = ()
+    pushes: Sequence[_C.Message] = ()
 
 
 class Channel:
@@ -113,12 +110,12 @@ class Channel:
 
     # The requester's side.
 
-    def must_ask(self, route: Route) -> bool:
+    def must_ask(self, route: _C.Route) -> bool:
         """Whether anybody needs a request for a route's keys, all of other nodes: at s = 0 not without keys, unless
         others wait for it."""
-        return not self.is_exact or self.is_collective or len(route.keys) > 0
+        return not self.is_exact or self.is_collective or len(route) > 0
 
-    def fetch(self, route: Route, out: np.ndarray, step: int = 0):
+    def fetch(self, route: _C.Route, out: np.ndarray, step: int = 0):
         """Copies the rows (weight) of a route's keys, all of other nodes, to their positions in out (n, dim). step: as
         in Request."""
         if self.world.is_one_node:
@@ -127,18 +124,16 @@ class Channel:
         if not self.is_exact:
             known, clocks = np.full(len(out), _C.NO_LINE, np.int32), np.empty(len(out), np.int32)
         if self.must_ask(route):
-            reply = Reply(self, Request(PEEK, route, len(out), step, known), clocks)
+            reply = Reply(self, Request(PEEK, route, step, known), clocks)
             self.exchange.ask({self: reply})
             reply.receive()
             reply.place(out, *(np.empty((len(out), width), np.float32) for width in self._widths[1:]))
 
     def packed(self, request: Request) -> _C.RoundRequest:
         """The request, for all servers."""
-        owners, route = self.exchange.rails.owners, _C.RouteArrays(*request.route.arrays)
-        pushes = [message.packed(self.is_exact) for message in request.pushes]
         return _C.RoundRequest(
-            owners, route, request.num, request.known, request.reason, request.bound, request.step, pushes,
-            self._record, self._widths,
+            self.exchange.rails.owners, request.route, request.known, request.reason, request.bound, request.step,
+            request.pushes, self._record, self._widths,
         )  # fmt: skip
 
     # The owners' side.
@@ -154,14 +149,14 @@ class Channel:
 class Reply:
     """The replies of all servers to a request, which ask() or post() of the exchange sends.
 
-    fetched     (num,) bool: the rows that they bring; None until they are received, and at s = 0, where they bring all
+    fetched     (n,) bool: the rows that they bring; None until they are received, and at s = 0, where they bring all
     num_bytes   of these rows; 0 until they are received
     reason, step  of the request
     packed      the request
     round       that awaits it, once the request is sent"""
 
     def __init__(self, channel: Channel, request: Request, clocks: np.ndarray | None = None):
-        """request: must not be changed any more. clocks (num,) int32: at s >= 1, for the owners' clocks of the
+        """request: must not be changed any more. clocks (n,) int32: at s >= 1, for the owners' clocks of the
         requested keys, by position, once the reply is received."""
         self.reason, self.step = request.reason, request.step
         self._clocks, self._exchange = clocks, channel.exchange

@@ -146,14 +146,12 @@ class Exchange:
         for table, places in zip(self.sections.tables, begins):
             if table in requests:
                 requests[table].write(messages, places)
-        for server, message in zip(self.rails.servers, messages):
-            self.wire.send(server, tag, message)
+        self.wire.send(tag, dict(zip(self.rails.servers, messages)))
         if self.clients:
             self._tags.append(tag)
             if self._is_exact:
                 self._expect(replies)
-        for client in self.clients:
-            self.wire.expect(client, tag)
+            self.wire.expect(tag, self.clients)
 
     def _expect(self, replies: Mapping):
         """Lets the server answer the next message of each client, which must be for the same reasons."""
@@ -164,22 +162,32 @@ class Exchange:
         """Lets messages leave, and receives and answers those of clients. Returns whether all that this rank has sent
         have come from each client too."""
         self.wire.publish()
-        for i, client in enumerate(self.clients):
-            while self._num_received[i] < len(self._tags) and not self.is_broken:
-                message = self.wire.arrived(client, self._tags[self._num_received[i]])
-                if message is None:
-                    break
-                self._num_received[i] += 1
-                self.server.put(i, message)
         if self.clients and not self.is_broken:
-            while self._tags and min(self._num_received):
-                self._tags.popleft()
-                self._num_received = [num - 1 for num in self._num_received]
+            while self._take_messages():
+                pass
             with self._breaking():
                 for i, reply in self.server.proceed():
                     self.sections.count(reply)
-                    self.wire.send(self.clients[i], REPLY, reply)
+                    self.wire.send(REPLY, {self.clients[i]: reply})
         return not self._tags
+
+    def _take_messages(self) -> bool:
+        """Gives the server the next message of each client from whom it is here. Returns whether there was one."""
+        num_found, awaited = 0, {}
+        for i, num in enumerate(self._num_received):
+            if num < len(self._tags):
+                awaited.setdefault(self._tags[num], []).append(i)
+        for tag, places in awaited.items():
+            found = self.wire.arrived(tag, [self.clients[i] for i in places])
+            num_found += len(found)
+            for i in places:
+                if self.clients[i] in found:
+                    self._num_received[i] += 1
+                    self.server.put(i, found[self.clients[i]])
+        while self._tags and min(self._num_received):
+            self._tags.popleft()
+            self._num_received = [num - 1 for num in self._num_received]
+        return num_found > 0
 
     receive_pending = poll
 
@@ -201,8 +209,7 @@ class Exchange:
         for earlier in list(self._rounds):
             if not earlier.is_served:
                 self._serve(earlier)
-                for server in self.rails.servers:
-                    self.wire.expect(server, REPLY)
+                self.wire.expect(REPLY, self.rails.servers)
                 earlier.is_served = True
             if earlier is round_:
                 return
@@ -244,10 +251,7 @@ class Exchange:
             return [partner for partner in partners if partner not in found]
 
         def look() -> bool:
-            for partner in missing():
-                message = self.wire.arrived(partner, tag)
-                if message is not None:
-                    found[partner] = message
+            found.update(self.wire.arrived(tag, missing()))
             return len(found) == len(partners)
 
         what = "to read or write the table as often as it does"

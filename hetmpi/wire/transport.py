@@ -12,7 +12,6 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.errors import UserError
-from hetmpi.owner.route import Route
 from hetmpi.wire.channel import Channel
 from hetmpi.wire.exchange import MakeWire
 from hetmpi.wire.messages import Messages
@@ -86,7 +85,7 @@ def trial_ms(world: World, transports: Iterable[Channel], partition: _C.Partitio
     """Time in which each transport fetches those of TRIAL_KEYS random rows that are on other nodes, in ms: median over
     trials, maximum over ranks, equal on all ranks. Collective."""
     comm, transports = world.comm, list(transports)
-    route = Route.of_keys(partition, np.random.default_rng(world.rank).integers(0, num_rows, TRIAL_KEYS))
+    route = partition.route(np.random.default_rng(world.rank).integers(0, num_rows, TRIAL_KEYS))
     route = route.where(route.held_by(world.is_remote))
     times = np.empty((TRIALS, len(transports)))
     for i in range(TRIALS):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -57,30 +58,28 @@ class Windows:
         world.receivers[self] = None
         self._is_posted = False  # operations since the last flush
 
-    def send(self, partner: int, tag: int, message: np.ndarray):
+    def send(self, tag: int, messages: Mapping[int, np.ndarray]):
         self.receive_pending()
         self._is_posted = True
-        self._servers[partner].send(message)
+        for partner, message in messages.items():
+            self._servers[partner].send(message)
 
-    def expect(self, partner: int, tag: int):
-        self._is_posted = self._servers[partner].is_awaited = True
-        self._servers[partner].fetch()
+    def expect(self, tag: int, partners: Sequence[int]):
+        self._is_posted = True
+        for partner in partners:
+            self._servers[partner].fetch()
 
-    def arrived(self, partner: int, tag: int) -> np.ndarray | None:
+    def arrived(self, tag: int, partners: Sequence[int]) -> dict[int, np.ndarray]:
         self.receive_pending()
-        line = self._servers[partner]
-        line.is_awaited = True
-        if not line.is_fetched:
-            if not line.is_fetching and time.monotonic() < line.next_look_at:
-                return None
-            for other in self._servers.values():
-                if other.is_awaited:
-                    other.fetch()
-            self._is_posted = True
-            self.publish()
-            for other in self._servers.values():
-                other.is_fetched = other.is_fetching
-        return line.take()
+        lines = {partner: self._servers[partner] for partner in partners}
+        for line in lines.values():
+            line.fetch()
+        if not any(line.is_fetching for line in lines.values()):
+            return {}
+        self._is_posted = True
+        self.publish()
+        found = {partner: line.take() for partner, line in lines.items() if line.is_fetching}
+        return {partner: message for partner, message in found.items() if message is not None}
 
     def receive_pending(self):
         """Raises the error that has ended the thread, once. Every wait calls it (World.receive_pending)."""
@@ -116,8 +115,7 @@ class ClientLines:
     """The lines between this rank and one of its servers.
 
     unsent      messages that have not left, each with the words that have
-    is_awaited  a reply is expected that is not taken yet
-    is_fetching, is_fetched  a get is posted; and complete
+    is_fetching  a get is posted
     next_look_at  a time.monotonic(), before which a look for a reply would be in vain"""
 
     def __init__(self, window: MPI.Win, server: int, begin: int, capacity: int):
@@ -132,7 +130,7 @@ class ClientLines:
         self._guess = _C.LINE_ALIGN_WORDS  # words of the next reply
         self.next_look_at = 0.0
         self._was_early = False  # the last look came before the reply
-        self.is_awaited = self.is_fetching = self.is_fetched = False
+        self.is_fetching = False
 
     def send(self, message: np.ndarray):
         self.unsent.append([message, 0])
@@ -180,7 +178,7 @@ class ClientLines:
 
     def take(self) -> np.ndarray | None:
         """The next reply (n,) int64, if it was fetched."""
-        self.is_fetching = self.is_fetched = False
+        self.is_fetching = False
         before = self._reader.tail
         message = self._reader.read()
         if self._reader.tail > before:
@@ -192,7 +190,6 @@ class ClientLines:
         if self._was_early:
             self.next_look_at = time.monotonic() + PAUSE_S
         if message is not None:
-            self.is_awaited = False
             self._guess = _C.LINE_ALIGN_WORDS + len(message) + len(message) // 4
         return message
 

@@ -6,7 +6,7 @@ windows.py are the wires of table.exchange, tests/support/toy_wire.py is another
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Protocol
@@ -56,15 +56,15 @@ class Wire(Protocol):
     has_thread: bool
     is_idle: bool
 
-    def send(self, partner: int, tag: int, message: np.ndarray) -> None:
-        """Sends a message (n,) int64, which must not be changed any more. Does not wait for the receiver: a part for
-        which it has no room leaves with later calls of `publish` or `arrived`."""
+    def send(self, tag: int, messages: Mapping[int, np.ndarray]) -> None:
+        """Sends each partner its message (n,) int64, which must not be changed any more. Does not wait for the
+        receivers: a part for which one has no room leaves with later calls of `publish` or `arrived`."""
 
-    def expect(self, partner: int, tag: int) -> None:
-        """Prepares for the next message of a partner, so that it can arrive while this rank computes."""
+    def expect(self, tag: int, partners: Sequence[int]) -> None:
+        """Prepares for the next message of each partner, so that it can arrive while this rank computes."""
 
-    def arrived(self, partner: int, tag: int) -> np.ndarray | None:
-        """The next message of a partner, if it is here."""
+    def arrived(self, tag: int, partners: Sequence[int]) -> dict[int, np.ndarray]:
+        """The next message of each of these partners from whom it is here."""
 
     def publish(self) -> bool:
         """Lets messages leave. Returns whether all have left: they then reach their receivers without another call on

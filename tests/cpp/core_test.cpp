@@ -35,6 +35,7 @@
 #include "cache/row_cache.h"
 #include "owner/push_applier.h"
 #include "owner/rank_sums.h"
+#include "owner/route.h"
 #include "owner/step_reducer.h"
 #include "wire/ring_writer.h"
 #include "wire/round.h"
@@ -1809,6 +1810,52 @@ void reducer_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
   }
 }
 
+// Random parts of a route, and their keys among those of another batch, found one by one.
+void parts_of_a_route_keep_positions_in_the_whole_batch(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (int number = 0; number < 200; ++number) {
+    const int64_t num_rows = 50, num_ranks = 1 + static_cast<int64_t>(random() % 5);
+    const Partition partition(number % 2 ? "hash" : "range", num_rows, num_ranks);
+    Ints all(num_rows), batch, other;
+    std::iota(all.begin(), all.end(), 0);
+    std::shuffle(all.begin(), all.end(), random);
+    batch.assign(all.begin(), all.begin() + random() % num_rows);
+    std::shuffle(all.begin(), all.end(), random);
+    other.assign(all.begin(), all.begin() + random() % num_rows);
+    const auto mask_of = [&](size_t n) {
+      std::vector<uint8_t> mask(n);
+      for (uint8_t& entry : mask) entry = random() % 2;
+      return mask;
+    };
+    const auto chosen = mask_of(batch.size()), wanted = mask_of(other.size()), ranks = mask_of(num_ranks);
+    const Route whole(partition, batch.data(), batch.size()), part = whole.where(chosen.data());
+    CHECK(part.size() == std::count(chosen.begin(), chosen.end(), 1) && part.num_positions() == whole.num_positions());
+    int64_t num_elsewhere = 0;
+    for (int64_t rank = 0; rank < num_ranks; ++rank) {
+      const RouteView view = part.view();
+      int64_t before = -1;
+      for (int64_t i = view.first[rank]; i < view.first[rank + 1]; before = view.order[i++]) {
+        CHECK(view.order[i] > before && chosen[view.order[i]] && view.keys[i] == batch[view.order[i]]);
+        CHECK(partition.locate(view.keys[i]).owner == rank);
+      }
+      if (rank != 0) num_elsewhere += view.num(rank);
+    }
+    CHECK(part.num_elsewhere(0) == num_elsewhere);
+    std::vector<uint8_t> held(batch.size());
+    Ints places(batch.size());
+    whole.held_by(ranks.data(), held.data());
+    whole.find_in(other.data(), wanted.data(), other.size(), places.data());
+    for (size_t i = 0; i < batch.size(); ++i) {
+      CHECK(held[i] == ranks[partition.locate(batch[i]).owner]);
+      const int64_t at = std::find(other.begin(), other.end(), batch[i]) - other.begin();
+      const bool is_there = at < static_cast<int64_t>(other.size()) && wanted[at];
+      CHECK(places[i] == (is_there ? at : -1));
+    }
+  }
+  const int64_t outside = 7;
+  CHECK(throws<std::out_of_range>([&] { Route(Partition("range", 7, 2), &outside, 1); }));
+}
+
 void run_all(uint64_t seed) {
 #define RUN(test) run_test(#test, test, seed)
   const auto run_test = [](const char* name, void (*test)(uint64_t), uint64_t seed) {
@@ -1852,6 +1899,7 @@ void run_all(uint64_t seed) {
   RUN(a_server_refuses_messages_that_are_not_whole);
   RUN(reducer_sums_in_an_order_of_ranks);
   RUN(reducer_refuses_other_steps_and_rows_that_are_not_there);
+  RUN(parts_of_a_route_keep_positions_in_the_whole_batch);
 #undef RUN
 }
 

@@ -35,14 +35,14 @@ from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
 from hetmpi.errors import UserError
-from hetmpi.owner.route import PARTITIONS, Route
+from hetmpi.owner.route import PARTITIONS
 from hetmpi.table.cache import CacheSettings
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.pushes import MAX_IDLE_WRITES
 from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.wire.channel import UNANNOUNCED, Request
+from hetmpi.wire.channel import UNANNOUNCED, Reply, Request
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
@@ -347,11 +347,13 @@ def test_a_fetch_brings_the_mean_squares_of_the_rows(apart, rule, exchange):
     table.flush()
     owned = apart.comm.allgather((table.keys(), table.shard.weight, second_moments(rule, table.shard.state)))
     keys, weights, squares = (np.concatenate(column) for column in zip(*owned))
-    route = Route.of_keys(table.partition, keys)
+    route = table.partition.route(keys)
     remote = route.held_by(apart.is_remote)
     rows, states, clocks = np.zeros((40, 3), np.float32), np.zeros((40, 1), np.float32), np.zeros(40, np.int32)
     no_lines = np.full(40, _C.NO_LINE, np.int32)
-    reply = table.client.channel.ask(Request(UNANNOUNCED, route.where(remote), 40, known=no_lines), clocks)
+    channel = table.client.channel
+    reply = Reply(channel, Request(UNANNOUNCED, route.where(remote), known=no_lines), clocks)
+    channel.exchange.ask({channel: reply})
     reply.receive()
     reply.place(rows, states)
     assert np.array_equal(rows[remote], weights[remote])

@@ -700,7 +700,13 @@ def push(owner, core, sums, count, last_step):
     num = len(sums)
     counts = np.full(num, count, np.int32)
     steps = None if core.is_plain else np.tile(np.array([last_step - count + 1, last_step], np.int32), (num, 1))
-    owner.apply(np.arange(num), sums, np.arange(num), counts, counts, steps)
+    apply(owner, np.arange(num), sums, counts, counts, steps)
+
+
+def apply(owner, rows, sums, clocks, counts, steps):
+    """Applies sums (n, sum_dim) of rows (n,)."""
+    route = make_partition("range", int(max(rows, default=0)) + 1, 1).route(rows)
+    owner.apply(_C.Message(0, route, sums, clocks, counts, steps), 0)
 
 
 def second_moments(rule, state):
@@ -752,7 +758,7 @@ def test_columns_of_a_record_are_applied_as_the_sums_they_were(rule):
             squares = np.ascontiguousarray(sums[record.has_squares(counts), 3:])
             owner.apply_record(rows, counts, counts, steps, np.ascontiguousarray(sums[:, :3]), squares)
         else:
-            owner.apply(rows, sums, rows, counts, counts, steps)
+            apply(owner, rows, sums, counts, counts, steps)
         found.append((weight, state))
     assert all(np.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(*found))
     assert record.has_squares(counts).tolist() == [rule in WITH_SQUARES and count > 1 for count in counts]
@@ -993,7 +999,7 @@ def test_an_owner_merges_pushes_as_the_reference_does(rule, weight_decay):
         owner.set_step([0.01] * 4, now)
         arguments = [np.array([value], np.int32) for value in (now, count)]
         steps = None if core.is_plain else np.array([[first, last]], np.int32)
-        owner.apply(np.array([row]), sums_of(rule, grads), np.array([0]), *arguments, steps)
+        apply(owner, np.array([row]), sums_of(rule, grads), *arguments, steps)
         rows[row].push(grads[:, 0].tolist(), first, last, 0.01)
     assert np.abs(weight - [row.weight for row in rows]).max() < 1e-4
     assert core.state_dim == 0 or np.abs(state - [row.state for row in rows]).max() < 1e-4
@@ -1008,7 +1014,7 @@ def test_gradients_that_nearly_cancel_make_no_large_step(rule):
     rows, ones = np.arange(num_rows), np.ones(num_rows, np.int32)
     grads = np.random.default_rng(0).uniform(1e-4, 1e-3, (num_rows, 1)).astype(np.float32)
     for pushed in (grads, -grads * np.float32(1 + 1e-5)):
-        owner.apply(rows, sums_of(rule, pushed[None]), rows, ones, ones, np.ones((num_rows, 2), np.int32))
+        apply(owner, rows, sums_of(rule, pushed[None]), ones, ones, np.ones((num_rows, 2), np.int32))
     assert np.abs(weight).max() <= 0.0101
 
 
@@ -1025,14 +1031,8 @@ def test_the_state_is_that_of_s_0_on_average_for_gradients_with_a_common_part(ru
         owner = owner_of(core, *exact)
         for step in range(1, num_steps + 1):
             owner.set_step([0.01], step)
-            owner.apply(
-                rows,
-                sums_of(rule, grads[:, step - 1].sum(0)[None]),
-                rows,
-                step * ones,
-                ones,
-                np.full((num_rows, 2), step, "i4"),
-            )
+            sums, steps = sums_of(rule, grads[:, step - 1].sum(0)[None]), np.full((num_rows, 2), step, "i4")
+            apply(owner, rows, sums, step * ones, ones, steps)
         owner = owner_of(core, weight, state)
         for end in range(1, num_steps + 1):
             for rank in range(num_ranks):
@@ -1042,7 +1042,7 @@ def test_the_state_is_that_of_s_0_on_average_for_gradients_with_a_common_part(ru
                 owner.set_step([0.01] * 4, end)
                 clocks, counts = np.full(num_rows, end, np.int32), np.full(num_rows, len(part), np.int32)
                 steps = np.tile(np.array([begin[rank] + 1, end], np.int32), (num_rows, 1))
-                owner.apply(rows, sums_of(rule, part), rows, clocks, counts, steps)
+                apply(owner, rows, sums_of(rule, part), clocks, counts, steps)
                 begin[rank] = end
         second = slice(-dim, None)  # moment
         assert state[:, second].mean() == pytest.approx(exact[1][:, second].mean(), rel=0.05 if common < 5 else 0.15)

@@ -44,8 +44,8 @@ def test_messages_arrive_whole_and_in_order(far, make, expects):
         for rank in others:
             for tag in (ASK, ANSWER):
                 if expects:
-                    wire.expect(rank, tag)
-                wire.send(rank, tag, message_of(far.rank, tag * 1000 + number, length))
+                    wire.expect(tag, [rank])
+                wire.send(tag, {rank: message_of(far.rank, tag * 1000 + number, length)})
         for rank in others:
             for tag in (ASK, ANSWER):
                 found = wait_for_message(far, wire, rank, tag)
@@ -59,8 +59,7 @@ def wait_for_message(world, wire, rank, tag):
     found = []
 
     def look():
-        message = wire.arrived(rank, tag)
-        found.extend([] if message is None else [message])
+        found.extend(wire.arrived(tag, [rank]).values())
         return bool(found)
 
     world.wait(look, "for a message")
@@ -71,8 +70,7 @@ def wait_for_message(world, wire, rank, tag):
 def test_what_is_published_arrives_without_another_call_of_its_sender(far, make):
     wire = make(Lines(far, Rails(far), (ASK,), (), lambda words: words[0] if len(words) else None))
     if far.rank == 0:
-        for rank in range(1, far.size):
-            wire.send(rank, ASK, message_of(0, 0, 50))
+        wire.send(ASK, {rank: message_of(0, 0, 50) for rank in range(1, far.size)})
         far.wait(wire.publish, "for room")
     else:
         found = wait_for_message(far, wire, 0, ASK)

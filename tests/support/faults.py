@@ -108,10 +108,10 @@ def message_answered_twice(put):
     """A reply is sent again."""
     send = SimMessages.send
 
-    def send_again(self, partner, tag, message):
-        send(self, partner, tag, message)
+    def send_again(self, tag, messages):
+        send(self, tag, messages)
         if tag == REPLY:
-            send(self, partner, tag, message)
+            send(self, tag, messages)
 
     put(SimMessages, "send", send_again)
 

@@ -454,15 +454,16 @@ class SimMessages:
     def _line_to(self, partner: int, tag: int) -> Line:
         return self._sim.line(self._number, self._rank, partner, tag)
 
-    def send(self, partner, tag, message):
-        self._sim.send(self._line_to(partner, tag), message)
+    def send(self, tag, messages):
+        for partner, message in messages.items():
+            self._sim.send(self._line_to(partner, tag), message)
 
-    def expect(self, partner, tag):
+    def expect(self, tag, partners):
         """No effect."""
 
-    def arrived(self, partner, tag):
-        line = self._sim.line(self._number, partner, self._rank, tag)
-        return line.arrived.popleft() if line.arrived else None
+    def arrived(self, tag, partners):
+        lines = {partner: self._sim.line(self._number, partner, self._rank, tag) for partner in partners}
+        return {partner: line.arrived.popleft() for partner, line in lines.items() if line.arrived}
 
     def publish(self):
         return True
@@ -514,13 +515,13 @@ class SimWindows(SimMessages):
             error, self._error = self._error, None
             raise error
 
-    def send(self, partner, tag, message):
-        self._unsent.append((self._line_to(partner, self.REQUESTS), message))
+    def send(self, tag, messages):
+        self._unsent += ((self._line_to(partner, self.REQUESTS), message) for partner, message in messages.items())
         self.publish()
 
-    def arrived(self, partner, tag):
+    def arrived(self, tag, partners):
         self.publish()
-        return super().arrived(partner, self.REPLIES)
+        return super().arrived(self.REPLIES, partners)
 
     def publish(self):
         left = deque()

@@ -12,14 +12,15 @@ class Pickled:
     def __init__(self, lines):
         self._comm, self._sent = lines.world.comm.Dup(), []
 
-    def send(self, partner, tag, message):
-        self._sent.append(self._comm.isend(message, partner, tag))
+    def send(self, tag, messages):
+        self._sent += [self._comm.isend(message, partner, tag) for partner, message in messages.items()]
 
-    def expect(self, partner, tag):
+    def expect(self, tag, partners):
         """No effect."""
 
-    def arrived(self, partner, tag):
-        return self._comm.recv(None, partner, tag) if self._comm.iprobe(partner, tag) else None
+    def arrived(self, tag, partners):
+        here = [partner for partner in partners if self._comm.iprobe(partner, tag)]
+        return {partner: self._comm.recv(None, partner, tag) for partner in here}
 
     def publish(self):
         return True

@@ -57,8 +57,8 @@ def own_share(source, partition, size=4):
     owners, shares = make_partition(partition, source.num_rows, size), []
     for slot in range(5 * size):
         keys = np.unique(source.train(slot * BATCH, slot * BATCH + BATCH).ids.values)
-        _, _, first = owners.route(keys)
-        shares.append(np.diff(first)[slot % size] / len(keys))
+        own, _ = owners.route(keys).of(slot % size)
+        shares.append(len(own) / len(keys))
     return np.mean(shares)
 
 

@@ -58,7 +58,7 @@ def rows_after(grads, touched, lr, rule="adam", **settings):
     for step, (grad, touch) in enumerate(zip(grads, touched), start=1):
         keys = np.flatnonzero(touch)
         rule.set_step(lr, step)
-        owner.begin(step, keys, keys, grad)
+        owner.begin(_C.Message(step, _C.Partition("range", num_rows, 1).route(keys), grad[keys]), copies=False)
         assert owner.poll()
         owner.apply(rule)
         rows.append(weight.copy())
@@ -136,7 +136,8 @@ def test_l1_acts_on_first_rows_in_their_first_step_and_not_before():
     rings, applied = np.zeros((1, 4096), np.uint8), np.zeros(1, np.int64)
     owner = _C.StepReducer(rings, 0, weight, state, clock, marks, directory, applied)
     rule.set_step(1.0, 1)
-    owner.begin(1, np.array([0]), np.array([0]), np.zeros((1, 4), np.float32))
+    route = _C.Partition("range", 1, 1).route(np.array([0]))
+    owner.begin(_C.Message(1, route, np.zeros((1, 4), np.float32)), copies=False)
     assert owner.poll()
     owner.apply(rule)
     assert weight.tolist() == [[0, 0, 1.5, -1.5], [0.25, -0.25, 2, -2]]

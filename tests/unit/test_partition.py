@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetmpi import _C
-from hetmpi.owner.route import PARTITIONS, Route, make_partition
+from hetmpi.owner.route import PARTITIONS, make_partition
 
 names = st.sampled_from(sorted(PARTITIONS))
 
@@ -51,7 +51,7 @@ def test_unknown_partition_is_refused_by_name():
 def test_route_sends_each_key_to_its_owner_once(name, keys, size):
     partition = make_partition(name, 500, size)
     keys = np.array(keys, np.int64)
-    route = Route.of_keys(partition, keys)
+    route = partition.route(keys)
     owner, _ = partition.locate(keys)
     assert sorted(route.order) == list(range(len(keys)))
     for rank in range(size):
@@ -80,10 +80,10 @@ def test_part_of_a_route_keeps_positions_in_the_whole_batch(name, keys, size, ra
     keys = np.array(keys, np.int64)
     owner, _ = partition.locate(keys)
     chosen = np.array([random.random() < 0.5 for _ in keys], bool)
-    part = Route.of_keys(partition, keys).where(chosen)
+    part = partition.route(keys).where(chosen)
     assert sorted(part.order) == np.flatnonzero(chosen).tolist()
     for rank in range(size):
         found, order = part.of(rank)
         assert (owner[order] == rank).all() and (keys[order] == found).all()
-        held = Route.of_keys(partition, keys).held_by(np.arange(size) == rank)
+        held = partition.route(keys).held_by(np.arange(size) == rank)
         assert (held == (owner == rank)).all()
