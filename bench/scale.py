@@ -160,7 +160,7 @@ def marks(world) -> np.ndarray:
 def sent(group) -> tuple[int, int]:
     """Messages, or one-sided operations, to other nodes, and their bytes."""
     ways = {table.client.channel.exchange for table in group.values()}
-    return sum(way.sections.num_messages for way in ways), sum(way.sections.num_bytes for way in ways)
+    return sum(way.num_messages for way in ways), sum(way.num_bytes for way in ways)
 
 
 def made_tables(world, settings, s):

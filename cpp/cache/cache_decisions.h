@@ -55,10 +55,25 @@ HETMPI_SHARED uint64_t next_worth(Policy policy, uint64_t worth, uint32_t now) {
 
 HETMPI_SHARED uint64_t aged_worth(uint64_t worth) { return worth_of(score_in(worth) / 2, last_use_in(worth)); }
 
-// HET's CheckValid: the line has at most `staleness` own updates since it was fetched, and the owner's clock is at most
-// `staleness` ahead of the line's.
+// HET's CheckValid has two conditions. The line has at most `staleness` own updates since it was fetched, including the
+// one that follows if `is_written`:
+HETMPI_SHARED bool is_young(int32_t age, bool is_written, int64_t staleness) {
+  return age != kDrifted && (staleness == kUnbounded || int64_t{age} + is_written <= staleness);
+}
+
+// and the owner's clock is at most `staleness` ahead of the line's:
+HETMPI_SHARED bool is_current(int64_t owner_clock, int64_t line_clock, int64_t staleness) {
+  return staleness == kUnbounded || owner_clock <= line_clock + staleness;
+}
+
 HETMPI_SHARED bool is_valid(int64_t owner_clock, int64_t line_clock, int32_t age, int64_t staleness) {
-  return age != kDrifted && (staleness == kUnbounded || (age <= staleness && owner_clock <= line_clock + staleness));
+  return is_young(age, false, staleness) && is_current(owner_clock, line_clock, staleness);
+}
+
+// Between nodes the requester sees to the first condition and sends the clock of its line, kNoLine without a usable
+// one. Whether the reply has the row, evaluated at owner and requester alike:
+HETMPI_SHARED bool must_send(int64_t owner_clock, int32_t line_clock, int64_t staleness) {
+  return line_clock == kNoLine || !is_current(owner_clock, line_clock, staleness);
 }
 
 // Age of a line after one more update.
@@ -69,12 +84,6 @@ HETMPI_SHARED int32_t updates_unseen(int32_t age, int32_t count) { return age < 
 
 // Clock of a row after one more update.
 HETMPI_SHARED int32_t next_clock(int32_t clock) { return clock == kUnknownClock ? kUnknownClock : clock + 1; }
-
-// Whether a line is usable if its owner's clock allows it: it has at most `staleness` own updates, including the one
-// that follows if `is_written`.
-HETMPI_SHARED bool will_do(int32_t age, bool is_written, int64_t staleness) {
-  return age != kDrifted && (staleness == kUnbounded || int64_t{age} + is_written <= staleness);
-}
 
 // Whether a line's pending sum must be pushed.
 HETMPI_SHARED bool is_due(int32_t count, int32_t age, int64_t staleness) {

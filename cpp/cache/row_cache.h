@@ -253,7 +253,7 @@ class RowCache {
         ++num_rows_;
       else
         ++num_evicted;
-      hand_out(slot, out);
+      release_pending(slot, out);
       tag_[slot] = tag_of(hash);
       key_[slot] = keys[i];
       worth_[slot] = first_worth(policy_, now_);
@@ -324,7 +324,7 @@ class RowCache {
       if (slots[i] < 0) continue;
       const Line& line = line_[slots[i]];
       const bool is_written = will_write && last_use_in(worth_[slots[i]]) == now_;
-      if (will_do(line.age, is_written, staleness)) clocks[i] = line.clock;
+      if (is_young(line.age, is_written, staleness)) clocks[i] = line.clock;
     }
   }
 
@@ -356,12 +356,13 @@ class RowCache {
   // Takes the pending sums of `slots` that are due at `staleness`.
   void take_pending(const int64_t* slots, int64_t n, int64_t staleness, Pushes* out) {
     for (int64_t i = 0; i < n; ++i)
-      if (slots[i] >= 0 && is_due(line_[slots[i]].count, line_[slots[i]].age, staleness)) hand_out(slots[i], out);
+      if (slots[i] >= 0 && is_due(line_[slots[i]].count, line_[slots[i]].age, staleness))
+        release_pending(slots[i], out);
   }
 
   // Takes all pending sums, in the order of their slots.
   void take_pending(Pushes* out) {
-    for (int64_t slot = 0; slot < num_slots(); ++slot) hand_out(slot, out);
+    for (int64_t slot = 0; slot < num_slots(); ++slot) release_pending(slot, out);
   }
 
  private:
@@ -472,7 +473,7 @@ class RowCache {
   }
 
   // Moves the pending sum of a line, if it has one, to `out`.
-  void hand_out(int64_t slot, Pushes* out) {
+  void release_pending(int64_t slot, Pushes* out) {
     Line& line = line_[slot];
     if (line.pending < 0) return;
     const Iterations of{line.count, line.steps};

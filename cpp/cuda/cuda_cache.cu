@@ -442,7 +442,7 @@ __global__ void clocks_within_kernel(Lines lines, const int64_t* slots, int64_t 
   if (slots[i] < 0) return;
   const Line line = lines.line[slots[i]];
   const bool is_written = will_write && last_use_in(lines.worth[slots[i]]) == lines.now;
-  if (will_do(line.age, is_written, staleness)) clocks[i] = line.clock;
+  if (is_young(line.age, is_written, staleness)) clocks[i] = line.clock;
 }
 
 __global__ void look_at_kernel(Lines lines, const int64_t* slots, int64_t n, int32_t* clocks, int32_t* counts) {
@@ -486,7 +486,7 @@ struct Out {
 };
 
 // One warp per entry: flagged entries are written to index `at`.
-__global__ void hand_out_kernel(Lines lines, const Gone* gone, const int32_t* flags, const int32_t* at, int64_t n,
+__global__ void release_pending_kernel(Lines lines, const Gone* gone, const int32_t* flags, const int32_t* at, int64_t n,
                                 Out out) {
   const int64_t i = warp_number();
   if (i >= n || !flags[i]) return;
@@ -601,22 +601,22 @@ struct CudaRowCache::Memory {
   }
 
   // Writes the `num` pending sums in `gone` that are flagged and numbered to the pushes.
-  void hand_out_gone(int64_t n, int64_t num, cudaStream_t stream) {
-    if (num > 0) launch(hand_out_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out());
+  void release_gone(int64_t n, int64_t num, cudaStream_t stream) {
+    if (num > 0) launch(release_pending_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out());
     num_out += num;
     num_closed += num;
     HETMPI_CHECK(cudaStreamSynchronize(stream));
   }
 
   // Writes those of `slots` that due_kernel selects, or of the n slots from first_slot on, to the pushes.
-  void hand_out_due(const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness, cudaStream_t stream) {
+  void release_due(const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness, cudaStream_t stream) {
     flags.make_room(n, 0, stream);
     gone.make_room(n, 0, stream);
     launch(due_kernel, n, stream, lines(), slots, first_slot, n, staleness, gone.data(), flags.data());
     const int64_t num = number(n, stream);
     make_room_out(num, stream);
     launch(close_kernel, n, stream, lines(), gone.data(), flags.data(), n);
-    hand_out_gone(n, num, stream);
+    release_gone(n, num, stream);
   }
 
   // Moves the pushes to host memory.
@@ -741,7 +741,7 @@ void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, 
   launch(place_kernel, n * kWarp, s, m.lines(), m.sorted_sets.data(), m.sorted_numbers.data(), n, keys, clocks, slots,
          m.is_chosen.data(), m.gone.data(), m.flags.data(), m.counted.data());
   launch(fill_kernel, n * kWarp, s, m.lines(), m.is_chosen.data(), slots, weights, states, n);
-  m.hand_out_gone(n, m.number(n, s), s);
+  m.release_gone(n, m.number(n, s), s);
 }
 
 void CudaRowCache::forget(const int64_t* slots, int64_t n, Stream stream) {
@@ -818,14 +818,14 @@ void CudaRowCache::take_pending(const int64_t* slots, int64_t n, int64_t stalene
   check_length(n);
   if (n == 0) return;
   const OnDevice here(device());
-  memory_->hand_out_due(slots, 0, n, staleness, on(stream));
+  memory_->release_due(slots, 0, n, staleness, on(stream));
 }
 
 void CudaRowCache::take_all(Stream stream) {
   constexpr int64_t kSlots = 1 << 16;  // at a time: GPU memory may not hold all pending sums twice
   const OnDevice here(device());
   for (int64_t begin = 0; begin < num_slots(); begin += kSlots) {
-    memory_->hand_out_due(nullptr, begin, std::min(kSlots, num_slots() - begin), 0, on(stream));
+    memory_->release_due(nullptr, begin, std::min(kSlots, num_slots() - begin), 0, on(stream));
     memory_->fetch_out(on(stream));
   }
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "cache/pull_parts.h"
 #include "key_index.h"
 #include "owner/huge_pages.h"
 #include "owner/route.h"
@@ -81,13 +82,10 @@ Array<int64_t> places_of(const Route& route, const Array<int64_t>& batch, const 
   return places;
 }
 
-// A batch of a joint pull, at `places` (n) of its keys (m). is_uncached (m): keys whose rows (m, dim) are here. Sets
-// slots (n), clocks (n), the kept rows in out (n, dim), and left (n): keys with neither a line nor a kept row. Returns
-// the number of keys left, of the admitted keys at places below first_new, and of those with a line.
-py::tuple part_of_pull(const Array<int64_t>& places, const Array<int64_t>& pull_slots,
-                       const Array<int32_t>& pull_clocks, const Array<bool>& is_uncached, const Array<float>& rows,
-                       const Array<bool>& is_admitted, int64_t first_new, Array<int64_t> slots, Array<int32_t> clocks,
-                       Array<float> out, Array<bool> left) {
+py::tuple part_of_pull_of(const Array<int64_t>& places, const Array<int64_t>& pull_slots,
+                          const Array<int32_t>& pull_clocks, const Array<bool>& is_uncached, const Array<float>& rows,
+                          const Array<bool>& is_admitted, int64_t first_new, Array<int64_t> slots,
+                          Array<int32_t> clocks, Array<float> out, Array<bool> left) {
   const ssize_t n = places.shape(0), m = pull_slots.shape(0), dim = rows.shape(1);
   check_shape(pull_clocks, "pull_clocks", {m});
   check_shape(is_uncached, "is_uncached", {m});
@@ -97,31 +95,11 @@ py::tuple part_of_pull(const Array<int64_t>& places, const Array<int64_t>& pull_
   check_shape(clocks, "clocks", {n});
   check_shape(out, "out", {n, dim});
   check_shape(left, "left", {n});
-  const int64_t *place = places.data(), *slot = pull_slots.data();
-  const int32_t* clock = pull_clocks.data();
-  const bool *is_here = is_uncached.data(), *may_have_line = is_admitted.data();
-  const float* row = rows.data();
-  int64_t* slot_out = slots.mutable_data();
-  int32_t* clock_out = clocks.mutable_data();
-  float* row_out = out.mutable_data();
-  bool* is_missing = left.mutable_data();
-  int64_t num_left = 0, num_repeated = 0, num_hits = 0;
-  {
-    py::gil_scoped_release release;
-    check_in(place, n, m, "places");
-    for (ssize_t i = 0; i < n; ++i) {
-      const int64_t at = place[i];
-      slot_out[i] = slot[at];
-      clock_out[i] = clock[at];
-      const bool has_line = slot[at] >= 0, is_again = may_have_line[i] && at < first_new;
-      is_missing[i] = !has_line && !is_here[at];
-      num_left += is_missing[i];
-      num_repeated += is_again;
-      num_hits += is_again && has_line;
-      if (is_here[at]) std::memcpy(row_out + i * dim, row + at * dim, dim * sizeof(float));
-    }
-  }
-  return py::make_tuple(num_left, num_repeated, num_hits);
+  check_in(places.data(), n, m, "places");
+  const PulledKeys pull{pull_slots.data(), pull_clocks.data(), is_uncached.data(), rows.data(), dim};
+  const PartCounts counts = part_of_pull(pull, places.data(), is_admitted.data(), first_new, n, slots.mutable_data(),
+                                         clocks.mutable_data(), out.mutable_data(), left.mutable_data());
+  return py::make_tuple(counts.num_missing, counts.num_repeated, counts.num_hits);
 }
 
 // The same memory (n,) at addresses that huge pages need; populates it if this process is the first to use it.
@@ -210,7 +188,7 @@ void bind_functions(py::module_& m) {
   m.def("places_of", &places_of, py::arg("route"), py::arg("batch").noconvert(), py::arg("chosen").noconvert(),
         "Position of each key of a Route of a whole batch (m) among the chosen (n,) bool keys of another batch (n,) "
         "int64, or -1: (m,) int64.");
-  m.def("part_of_pull", &part_of_pull, py::arg("places").noconvert(), py::arg("pull_slots").noconvert(),
+  m.def("part_of_pull", &part_of_pull_of, py::arg("places").noconvert(), py::arg("pull_slots").noconvert(),
         py::arg("pull_clocks").noconvert(), py::arg("is_uncached").noconvert(), py::arg("rows").noconvert(),
         py::arg("is_admitted").noconvert(), py::arg("first_new"), py::arg("slots").noconvert(),
         py::arg("clocks").noconvert(), py::arg("out").noconvert(), py::arg("left").noconvert(),

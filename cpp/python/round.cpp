@@ -1,4 +1,4 @@
-// RoundRequest and RoundServer: the messages of a table between nodes.
+// RoundRequest, RoundServer, Message: what a table sends between nodes.
 #include "wire/round.h"
 
 #include <pybind11/stl.h>
@@ -14,34 +14,12 @@
 #include "python/bindings.h"
 #include "python/round_server.h"
 #include "python/wire_arrays.h"
+#include "wire/sections.h"
 
 namespace hetmpi {
 namespace {
 
 using Owners = std::vector<std::vector<int64_t>>;  // of each node
-
-// Messages to `num` partners, to be filled: the number of words of each table's section, then the sections.
-// lengths[table][partner], empty for a table that takes no part. Returns the messages, for each table the begin of its
-// section in each message, and the number of words of all.
-py::tuple new_messages(const std::vector<std::vector<int64_t>>& lengths, size_t num) {
-  const auto num_tables = static_cast<int64_t>(lengths.size());
-  std::vector<std::vector<int64_t>> begins(num_tables);
-  py::list messages;
-  int64_t num_words = 0;
-  for (size_t i = 0; i < num; ++i) {
-    int64_t end = num_tables;
-    for (int64_t table = 0; table < num_tables; ++table) {
-      begins[table].push_back(end);
-      end += lengths[table].empty() ? 0 : lengths[table].at(i);
-    }
-    Array<int64_t> message(end);
-    for (int64_t table = 0; table < num_tables; ++table)
-      message.mutable_data()[table] = lengths[table].empty() ? 0 : lengths[table][i];
-    messages.append(std::move(message));
-    num_words += end;
-  }
-  return py::make_tuple(messages, begins, num_words);
-}
 
 class PyRoundRequest {
  public:
@@ -60,47 +38,71 @@ class PyRoundRequest {
     for (const auto& owners : owners_) words_.push_back(core_.bytes(owners) / kWord);
   }
 
-  const std::vector<int64_t>& words() const { return words_; }
-
-  // The requests to node i, at word begins[i] of messages[i].
-  void write(std::vector<Array<int64_t>> messages, const std::vector<int64_t>& begins) const {
-    std::vector<uint8_t*> places;
-    for (size_t i = 0; i < owners_.size(); ++i)
-      places.push_back(place_in(messages.at(i), begins.at(i), words_[i] * kWord));
+  // A message to each node, of the requests of several tables; null for a table that takes no part.
+  static std::vector<Array<int64_t>> messages_of(const std::vector<const PyRoundRequest*>& requests, size_t num_nodes) {
+    std::vector<Array<int64_t>> messages;
+    std::vector<uint8_t*> places;  // of each section
+    for (size_t node = 0; node < num_nodes; ++node) {
+      std::vector<int64_t> lengths;
+      for (const PyRoundRequest* request : requests) lengths.push_back(request ? request->words_.at(node) : 0);
+      auto& message = messages.emplace_back(message_words(lengths.data(), static_cast<int64_t>(lengths.size())));
+      int64_t* const words = message.mutable_data();
+      for (const int64_t begin : write_lengths(lengths, words))
+        places.push_back(reinterpret_cast<uint8_t*>(words + begin));
+    }
     py::gil_scoped_release release;
-    for (size_t i = 0; i < owners_.size(); ++i) core_.write(owners_[i], places[i]);
+    for (size_t node = 0, i = 0; node < num_nodes; ++node)
+      for (const PyRoundRequest* request : requests) {
+        if (request) request->core_.write(request->owners_[node], places[i]);
+        ++i;
+      }
+    return messages;
   }
 
-  // After write(): frees their memory before the replies are here.
+  // After messages_of(): frees their memory before the replies are here.
   void forget_pushes() {
     core_.forget_pushes();
     pushes_.clear();
   }
 
-  void read_clocks(const std::vector<Section>& replies, Array<int32_t> versions, Array<bool> fetched) const {
+  // Takes the replies of all nodes: messages, of which the part of this table, of num_tables, is read.
+  void set_replies(std::vector<Array<int64_t>> messages, int64_t table, int64_t num_tables) {
+    replies_.clear();
+    for (const Array<int64_t>& message : messages)
+      replies_.push_back(sections_of(message.data(), message.size(), num_tables).at(table));
+    messages_ = std::move(messages);
+  }
+
+  void read_clocks(Array<int32_t> versions, Array<bool> fetched) const {
     if (!known_) throw std::invalid_argument("round: a request without clocks gets no clocks");
     check_shape(versions, "versions", {num_});
     check_shape(fetched, "fetched", {num_});
-    const std::vector<Bytes> found = all_bytes(replies);
     int32_t* clocks = versions.mutable_data();
     bool* mask = fetched.mutable_data();
     py::gil_scoped_release release;
     for (size_t i = 0; i < owners_.size(); ++i)
-      core_.read_clocks(owners_[i], found.at(i).at, found[i].size, clocks, mask);
+      core_.read_clocks(owners_[i], bytes_of(i), kWord * replies_.at(i).num_words, clocks, mask);
   }
 
-  void place(const std::vector<Section>& replies, std::vector<Array<float>> outs) const {
+  // Frees the replies.
+  void place(std::vector<Array<float>> outs) {
     std::vector<float*> places;
     for (size_t a = 0; a < dims_.size(); ++a) {
       check_shape(outs.at(a), "out", {num_, dims_[a]});
       places.push_back(outs[a].mutable_data());
     }
-    const std::vector<Bytes> found = all_bytes(replies);
-    py::gil_scoped_release release;
-    for (size_t i = 0; i < owners_.size(); ++i) core_.place(owners_[i], found.at(i).at, found[i].size, places);
+    {
+      py::gil_scoped_release release;
+      for (size_t i = 0; i < owners_.size(); ++i)
+        core_.place(owners_[i], bytes_of(i), kWord * replies_.at(i).num_words, places);
+    }
+    replies_.clear();
+    messages_.clear();
   }
 
  private:
+  const uint8_t* bytes_of(size_t node) const { return reinterpret_cast<const uint8_t*>(replies_.at(node).at); }
+
   RouteView checked() const {
     if (known_) check_shape(*known_, "known", {num_});
     return pull_->view();
@@ -119,15 +121,23 @@ class PyRoundRequest {
   std::vector<PyMessage> pushes_;
   std::vector<int64_t> dims_;
   RoundRequest core_;
-  std::vector<int64_t> words_;  // of the request to each node
+  std::vector<int64_t> words_;            // of the request to each node
+  std::vector<Array<int64_t>> messages_;  // replies of each node
+  std::vector<Section> replies_;          // and this table's part of them
 };
 
 }  // namespace
 
 void bind_round(py::module_& m) {
   m.attr("PUSHES") = kPushes;
-  m.def("new_messages", &new_messages, py::arg("lengths"), py::arg("num"),
-        "Messages to `num` partners, to be filled; the begin of each table's section in each; the words of all.");
+  m.def(
+      "message_words",
+      [](const Array<int64_t>& piece, int64_t num_tables) -> std::optional<int64_t> {
+        if (piece.size() < num_tables) return std::nullopt;
+        return message_words(piece.data(), num_tables);
+      },
+      py::arg("piece").noconvert(), py::arg("num_tables"),
+      "Words of the message that begins with this piece (n,) int64; None if the piece does not say it.");
   py::class_<PyMessage>(m, "Message", "The gradients that one rank sends to the owners in one step.")
       .def(
           py::init([](int64_t step, std::shared_ptr<const Route> route, Array<float> values,
@@ -167,13 +177,15 @@ void bind_round(py::module_& m) {
                     std::vector<PyMessage>, RecordFormat, std::vector<int64_t>>(),
            py::arg("owners"), py::arg("pull"), py::arg("known").noconvert(), py::arg("reason"), py::arg("bound"),
            py::arg("step"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
-      .def("words", &PyRoundRequest::words, "Words of 8 bytes of the request to each node.")
-      .def("write", &PyRoundRequest::write, py::arg("messages"), py::arg("begins"))
+      .def_static("messages_of", &PyRoundRequest::messages_of, py::arg("requests"), py::arg("num_nodes"),
+                  "A message (n,) int64 to each node, of the requests of several tables, None for one without.")
       .def("forget_pushes", &PyRoundRequest::forget_pushes, "Frees the pushes, which are written.")
-      .def("read_clocks", &PyRoundRequest::read_clocks, py::arg("replies"), py::arg("versions").noconvert(),
-           py::arg("fetched").noconvert())
-      .def("place", &PyRoundRequest::place, py::arg("replies"), py::arg("outs"),
-           "Copies the rows in replies to their positions.");
+      .def("set_replies", &PyRoundRequest::set_replies, py::arg("messages"), py::arg("table"), py::arg("num_tables"),
+           "Takes the replies of all nodes: messages, of which the part of this table is read.")
+      .def("read_clocks", &PyRoundRequest::read_clocks, py::arg("versions").noconvert(), py::arg("fetched").noconvert(),
+           "Sets the owners' clocks of the requested keys (n,) int32, and which rows came (n,) bool.")
+      .def("place", &PyRoundRequest::place, py::arg("outs"),
+           "Copies the rows to their positions: an out (n, width) float32 for each array of a row.");
   py::class_<PyRoundServer>(m, "RoundServer", "The owners' side of a table's round (cpp/wire/round.h).")
       .def(py::init<PyPushApplier*, size_t, const std::vector<ShardArrays>&, const std::vector<RoundServer::Rings>&,
                     RecordFormat, const std::vector<Array<int64_t>>&>(),

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <stdexcept>
-#include <tuple>
 #include <vector>
 
 #include "python/arrays.h"
@@ -15,33 +14,6 @@
 #include "wire/round.h"
 
 namespace hetmpi {
-
-// The part of a message for one table: words [begin, end) of an int64 array.
-using Section = std::tuple<Array<int64_t>, int64_t, int64_t>;
-
-struct Bytes {
-  const uint8_t* at;
-  int64_t size;
-};
-
-inline Bytes bytes_of(const Section& section) {
-  const auto& [message, begin, end] = section;
-  if (begin < 0 || begin > end || end > message.shape(0))
-    throw std::out_of_range("round: a section exceeds its message");
-  return {reinterpret_cast<const uint8_t*>(message.data() + begin), (end - begin) * kWord};
-}
-
-inline std::vector<Bytes> all_bytes(const std::vector<Section>& sections) {
-  std::vector<Bytes> found;
-  for (const Section& section : sections) found.push_back(bytes_of(section));
-  return found;
-}
-
-inline uint8_t* place_in(Array<int64_t>& message, int64_t begin, int64_t num_bytes) {
-  if (begin < 0 || begin * kWord + num_bytes > message.nbytes())
-    throw std::out_of_range("round: a section exceeds its message");
-  return reinterpret_cast<uint8_t*>(message.mutable_data() + begin);
-}
 
 struct ShardArrays {
   Array<int32_t> clock;

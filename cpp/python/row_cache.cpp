@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cache/cache_decisions.h"
+#include "cache/pull_parts.h"
 #include "cache/row_type.h"
 #include "owner/row_optimizer.h"
 #include "python/arrays.h"
@@ -22,25 +23,16 @@ namespace hetmpi {
 namespace {
 
 // As classify(), after validate() has set is_stale (n).
-py::tuple classified(const Array<int64_t>& slots, const Array<bool>& fetched, const Array<bool>& is_decided,
-                     Array<bool> is_stale) {
+py::tuple judged(const Array<int64_t>& slots, const Array<bool>& fetched, const Array<bool>& is_decided,
+                 Array<bool> is_stale) {
   const ssize_t n = slots.shape(0);
   check_shape(fetched, "fetched", {n});
   check_shape(is_decided, "is_decided", {n});
   check_shape(is_stale, "is_stale", {n});
-  Array<bool> left(n);
-  const int64_t* slot = slots.data();
-  const bool *is_here = fetched.data(), *decided = is_decided.data();
-  bool *stale = is_stale.mutable_data(), *is_missing = left.mutable_data();
-  int64_t num_found = 0, num_stale = 0;
-  for (ssize_t i = 0; i < n; ++i) {
-    const bool is_line = slot[i] >= 0;
-    stale[i] = is_here[i] ? is_line : stale[i] && !decided[i];
-    is_missing[i] = !is_here[i] && !decided[i] && (!is_line || stale[i]);
-    num_found += is_line;
-    num_stale += stale[i];
-  }
-  return py::make_tuple(is_stale, left, num_found, num_stale);
+  Array<bool> is_missing(n);
+  const Judged found =
+      judge(slots.data(), fetched.data(), is_decided.data(), n, is_stale.mutable_data(), is_missing.mutable_data());
+  return py::make_tuple(is_stale, is_missing, found.num_found, found.num_stale);
 }
 
 // RowCache with its pushes. Arrays of one batch of n keys: slots (n) int64, clocks (n) int32, chosen (n) bool,
@@ -85,7 +77,7 @@ class PyCache {
         if (is_here[i]) kept_[i] = -1;
       cache_.validate(kept_.data(), clock, n, staleness, stale, &lags_);
     }
-    return classified(slots, fetched, is_decided, is_stale);
+    return judged(slots, fetched, is_decided, is_stale);
   }
 
   void refresh(const Array<int64_t>& slots, const Array<bool>& chosen, const Array<float>& weights,
@@ -251,7 +243,7 @@ void bind_row_cache(py::module_& m) {
   m.attr("WAYS") = kWays;
   m.attr("LINE_OVERHEAD_BYTES") = RowCache::kLineOverhead;
 
-  m.def("classified", &classified, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
+  m.def("judged", &judged, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
         py::arg("is_decided").noconvert(), py::arg("is_stale").noconvert(),
         "As RowCache.classify, after validate has set is_stale.");
 

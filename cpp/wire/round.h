@@ -6,7 +6,7 @@
 //           (cpp/owner/ring.h), keys (n) int64, and if the request has clocks, the clocks of the requester's copies (n)
 //           int32
 // reply     for each owner, if the request has clocks, the clocks (n) int32 of the requested keys; then each array of
-//           the m rows that it has (with clocks: by is_wanted(), otherwise all n): weight (m, dim) float32, ...
+//           the m rows that it has (with clocks: by must_send(), otherwise all n): weight (m, dim) float32, ...
 //
 // Every array is padded to whole words of 8 bytes. Owners are in the order of their ranks. A request without clocks
 // asks for rows as they are after a number of steps.
@@ -54,12 +54,6 @@ inline uint8_t* padded(uint8_t* array, int64_t bytes) {
   const int64_t whole = whole_words(bytes);
   if (whole > bytes) std::memset(array + bytes, 0, whole - bytes);  // array may be null, without bytes
   return array + whole;
-}
-
-// HET's second condition, c_g <= c_c + s, evaluated at owner and requester alike: whether the reply has the row.
-// known: c_c of the requester's line, kNoLine without one; clock: c_g.
-inline bool is_wanted(int32_t known, int32_t clock, int64_t bound) {
-  return known == kNoLine || (bound != kUnbounded && clock > int64_t{known} + bound);
 }
 
 // Gradients to push; their columns are by position, as route.order.
@@ -132,7 +126,7 @@ class RoundRequest {
       check_end(at, size);
       int64_t num_wanted = 0;
       for (int64_t i = 0; i < n; ++i) {
-        const bool wanted = is_wanted(known_[order[i]], clocks[i], header_.bound);
+        const bool wanted = must_send(clocks[i], known_[order[i]], header_.bound);
         versions[order[i]] = clocks[i];
         fetched[order[i]] = wanted;
         num_wanted += wanted;
@@ -158,7 +152,7 @@ class RoundRequest {
         if (!known_) check_end(whole_words(num_bytes * n), end - reply);
         int64_t num_rows = 0;
         for (int64_t i = 0; i < n; ++i) {
-          if (known_ && !is_wanted(known_[order[i]], clocks[i], header_.bound)) continue;
+          if (known_ && !must_send(clocks[i], known_[order[i]], header_.bound)) continue;
           std::memcpy(outs[a] + order[i] * dims_[a], reply + num_rows * num_bytes, num_bytes);
           ++num_rows;
         }
@@ -365,7 +359,7 @@ class RoundServer {
     pull.chosen.clear();
     for (size_t j = 0; j < pull.rows.size(); ++j) {
       pull.clocks[j] = load_clock(shard.clock + pull.rows[j]);  // before the rows, which must not be older
-      if (is_wanted(pull.known[j], pull.clocks[j], bound)) pull.chosen.push_back(pull.rows[j]);
+      if (must_send(pull.clocks[j], pull.known[j], bound)) pull.chosen.push_back(pull.rows[j]);
     }
   }
 

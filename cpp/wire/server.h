@@ -2,9 +2,8 @@
 // I/O and never waits: whoever receives messages puts them in, calls proceed(), and sends what take() returns. By
 // messages that is the rank's main thread (hetmpi/wire/exchange.py), by windows a thread of its own (window_thread.h).
 //
-// A message is the number of words of each table's section, then the sections (hetmpi/wire/sections.py). Its pushes are
-// applied, by this rank or by the owners to whose rings they go on, before its rows are read; at s = 0 those of all
-// ranks. A message of pushes alone gets no reply.
+// A message has a section of each table (sections.h). Its pushes are applied, by this rank or by the owners to whose
+// rings they go on, before its rows are read; at s = 0 those of all ranks. A message of pushes alone gets no reply.
 //
 // Policies:
 //   as they come   a client's messages are taken in the order in which it sent them
@@ -21,13 +20,13 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "wire/round.h"
+#include "wire/sections.h"
 
 namespace hetmpi {
 
@@ -170,19 +169,16 @@ class Server {
     Client& client = clients_[i];
     Words message = std::move(client.received.front());
     client.received.pop_front();
-    auto begin = static_cast<int64_t>(tables_.size());
-    RoundRequest::check_end(begin, message.num);
+    const std::vector<Section> sections = sections_of(message.at, message.num, static_cast<int64_t>(tables_.size()));
     Tables reply(tables_.size());
     for (size_t table = 0; table < tables_.size(); ++table) {
-      const int64_t length = message.at[table];
-      if (length < 0 || length > message.num - begin) throw std::out_of_range("server: a section exceeds its message");
+      const auto [at, num_words] = sections[table];
       int64_t reason = kNoSection;
-      if (length > 0 && tables_[table] != nullptr) {
-        reason = tables_[table]->take(i, reinterpret_cast<const uint8_t*>(message.at + begin), length * kWord);
+      if (num_words > 0 && tables_[table] != nullptr) {
+        reason = tables_[table]->take(i, reinterpret_cast<const uint8_t*>(at), num_words * kWord);
         reply[table] = reason != kPushes;
       }
       if (in_rounds_ && tables_[table] != nullptr) check_same(i, table, reason);
-      begin += length;
     }
     if (std::count(reply.begin(), reply.end(), 1) > 0) client.due.push_back(std::move(reply));
     ++client.num_taken;
@@ -230,15 +226,12 @@ class Server {
     std::vector<int64_t> lengths(num_tables);
     for (size_t table = 0; table < num_tables; ++table)
       if (of[table] && tables_[table] != nullptr) lengths[table] = tables_[table]->reply_bytes(i) / kWord;
-    auto begin = static_cast<int64_t>(num_tables);
-    const int64_t num_words = std::accumulate(lengths.begin(), lengths.end(), begin);
+    const int64_t num_words = message_words(lengths.data(), static_cast<int64_t>(num_tables));
     const std::shared_ptr<int64_t[]> reply(new int64_t[num_words]);  // not set to zero first
-    std::copy(lengths.begin(), lengths.end(), reply.get());
-    for (size_t table = 0; table < num_tables; ++table) {
-      if (!of[table] || tables_[table] == nullptr) continue;
-      tables_[table]->write_reply(i, reinterpret_cast<uint8_t*>(reply.get() + begin));
-      begin += lengths[table];
-    }
+    const std::vector<int64_t> begins = write_lengths(lengths, reply.get());
+    for (size_t table = 0; table < num_tables; ++table)
+      if (of[table] && tables_[table] != nullptr)
+        tables_[table]->write_reply(i, reinterpret_cast<uint8_t*>(reply.get() + begins[table]));
     client.replies.push_back({reply.get(), num_words, reply});
     client.request = {};
     ++client.num_answered;

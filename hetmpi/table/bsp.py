@@ -67,11 +67,11 @@ class BspClient(Client):
 
     @staticmethod
     def read(clients: Sequence[BspClient], keys: Sequence[Keys]) -> list[torch.Tensor]:
-        exchange = clients[0].channel.exchange
+        exchange, spans = clients[0].channel.exchange, clients[0]._spans
         exchange.check()
         steps = [client.context.step + client._is_written for client in clients]  # that this rank has written
-        replies = [client._announced_reply(*each) for client, each in zip(clients, zip(keys, steps))]
-        with clients[0]._spans("fetch"):
+        replies = [client._announced_reply(*of_table) for client, *of_table in zip(clients, keys, steps)]
+        with spans("fetch"):
             asked = {}
             for i, (client, its_keys) in enumerate(zip(clients, keys)):
                 if replies[i] is None and client.channel.must_ask(its_keys.remote_route):
@@ -79,19 +79,14 @@ class BspClient(Client):
                     replies[i] = asked[client.channel] = Reply(client.channel, request)
             exchange.ask(asked)
         BspClient._settle(clients)
-        delivered = []
-        for client, its_keys, step in zip(clients, keys, steps):
-            with client._spans("fetch"):
-                delivered.append(client._read_node(its_keys, step))
-        for client, reply, rows in zip(clients, replies, delivered):
-            with client._spans("fetch"):
+        with spans("fetch"):
+            found = [client._read_node(*of_table) for client, *of_table in zip(clients, keys, steps)]
+            for reply, rows in zip(replies, found):
                 if reply is not None:
                     reply.receive()
                     reply.place(rows)
-        return [
-            client._cache.deliver(np.full(len(rows), -1), rows)  # no key has a line
-            for client, rows in zip(clients, delivered)
-        ]
+            # No key has a line.
+            return [client._cache.deliver(np.full(len(rows), -1), rows) for client, rows in zip(clients, found)]
 
     def _announced_reply(self, keys: Keys, step: int) -> Reply | None:
         """The reply to the request of a batch that is read now, after `step` steps, if it has left. Drops batches
@@ -135,22 +130,22 @@ class BspClient(Client):
 
     @staticmethod
     def write(clients: Sequence[BspClient], keys: Sequence[Keys], grads: Sequence[torch.Tensor]):
-        exchange, is_one_node = clients[0].channel.exchange, clients[0]._world.is_one_node
-        messages = []
-        for client, its_keys, its_grads in zip(clients, keys, grads):
-            with client._spans("push"):
-                messages.append(client._begin_step(its_keys, its_grads.cpu().numpy()))
-        if not is_one_node:
-            with clients[0]._spans("push"):
+        exchange, spans = clients[0].channel.exchange, clients[0]._spans
+        is_one_node = clients[0]._world.is_one_node
+        with spans("push"):
+            messages = [
+                client._begin_step(its_keys, its_grads.cpu().numpy())
+                for client, its_keys, its_grads in zip(clients, keys, grads)
+            ]
+            if not is_one_node:
                 exchange.post({client.channel: client._posted(each) for client, each in zip(clients, messages)})
-        for client, message in zip(clients, messages):
-            with client._spans("push"):
+            for client, message in zip(clients, messages):
                 client.context.counters.push_bytes += client._near.send(message)
                 client.context.counters.pushed += len(message.values)
         BspClient._apply([client for client in clients if is_one_node or exchange.awaits(client.channel)])
         for client in clients:
             if client._ahead and client._ahead[0].reply is not None:
-                with client._spans("drain"):
+                with spans("drain"):
                     client._ahead[0].reply.serve()  # rows leave, and arrive during the dense allreduce
 
     def _begin_step(self, keys: Keys, values: np.ndarray) -> _C.Message:
@@ -201,9 +196,10 @@ class BspClient(Client):
     @staticmethod
     def _apply(clients: Sequence[BspClient]):
         """Waits for the gradients of all ranks in this step and applies them to this rank's rows."""
-        for client in clients:
-            if client._is_open:
-                with client._spans("drain"):
+        are_open = [client for client in clients if client._is_open]
+        if are_open:
+            with are_open[0]._spans("drain"):
+                for client in are_open:
                     client._apply_step()
 
     def _apply_step(self):

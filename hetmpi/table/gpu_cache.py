@@ -173,7 +173,7 @@ class GpuCache:
         else:
             used = self._use(np.where(fetched, -1, slots) if fetched.any() else slots), self._use(clocks)
             self._filling(is_stale, lambda out: self._lines.validate(*used, staleness, out, True, self._gpu.stream))
-        return _C.classified(slots, fetched, is_decided, is_stale)
+        return _C.judged(slots, fetched, is_decided, is_stale)
 
     def refresh(self, slots, chosen, weights, states, clocks, anticipate: float):
         used = map(self._use, (slots, chosen, weights, states, clocks))

@@ -70,7 +70,8 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def write(self, keys: dict[str, Tensor], grads: dict[str, Tensor]):
         """keys: table -> (U,); grads: table -> (U, dim)."""
-        given = {name: table.to_write(keys[name], grads[name]) for name, table in self.items()}  # check all, then send
+        with next(iter(self.values())).spans("push"):  # checks all, then sends
+            given = {name: table.to_write(keys[name], grads[name]) for name, table in self.items()}
         for names, clients in self._alike:
             clients[0].write(clients, *zip(*(given[name] for name in names)))
 

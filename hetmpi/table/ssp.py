@@ -68,39 +68,33 @@ class SspClient(Client):
 
     @staticmethod
     def read(clients: Sequence[SspClient], keys: Sequence[Keys]) -> list[torch.Tensor]:
-        batches = []
-        for client, its_keys in zip(clients, keys):
-            with client._spans("find"):
-                batches.append(client._pulls.take(its_keys))  # first: a dropped pull may release gradients
-            with client._spans("drain"):
+        spans = clients[0]._spans
+        with spans("find"):  # first: a dropped pull may release gradients
+            batches = [client._pulls.take(its_keys) for client, its_keys in zip(clients, keys)]
+        with spans("drain"):
+            for client in clients:
                 client._pushes.progress()
-        with clients[0]._spans("find"):
-            request(clients, [one.pull if one.pull.phase is Phase.NEW else None for one in batches], False)
-        for client, batch in zip(clients, batches):
-            with client._spans("validate"):
+        with spans("validate"):
+            request(clients, [batch.pull if batch.pull.phase is Phase.NEW else None for batch in batches], False)
+            for client, batch in zip(clients, batches):
                 client._pulls.serve(batch.pull)
-        delivered = []
-        for client, batch in zip(clients, batches):
-            client._receive(batch.pull)
-            with client._spans("fetch"):
+            judged = [client._check_valid(batch.pull) for client, batch in zip(clients, batches)]
+        with spans("fetch"):
+            delivered = []
+            for client, batch, found in zip(clients, batches, judged):
+                if found is not None:
+                    client._fetch(batch.pull, *found)
                 delivered.append(client._deliver(batch))
                 client._pulls.free_rows()
-        with clients[0]._spans("prefetch"):
+        with spans("prefetch"):
             request(clients, [client._pulls.next_complete() for client in clients], True)
         return delivered
 
-    def _receive(self, pull: Pull):
-        """Receives the reply to a pull, unless an earlier batch has, and brings its lines up to date."""
-        if pull.phase is not Phase.SERVED:
-            return
-        with self._spans("validate"):
-            is_stale, is_missing = self._check_valid(pull)
-        with self._spans("fetch"):
-            self._fetch(pull, is_stale, is_missing)
-
-    def _check_valid(self, pull: Pull) -> tuple[np.ndarray, np.ndarray]:
+    def _check_valid(self, pull: Pull) -> tuple[np.ndarray, np.ndarray] | None:
         """Receives the reply, and reads the clocks of this node. Returns masks (n,) bool of the lines that are stale or
-        refreshed anyway, and of the rows needed of this node."""
+        refreshed anyway, and of the rows needed of this node; None if an earlier batch of the pull has."""
+        if pull.phase is not Phase.SERVED:
+            return None
         bound, near, counters = self.context.bound, pull.near, self.context.counters
         if self._cache.capacity_rows > 0:
             self._cache.use(pull.slots, np.count_nonzero(pull.keys.is_admitted))
@@ -200,16 +194,15 @@ class SspClient(Client):
 
     @staticmethod
     def write(clients: Sequence[SspClient], keys: Sequence[Keys], grads: Sequence[torch.Tensor]):
-        batches = []
-        for client, its_keys, its_grads in zip(clients, keys, grads):
-            with client._spans("push"):
-                batches.append(client._update(its_keys, its_grads))
-        with clients[0]._spans("validate"):
+        spans = clients[0]._spans
+        with spans("push"):
+            batches = [client._update(*of_table) for client, *of_table in zip(clients, keys, grads)]
+        with spans("validate"):
             request(clients, [client._pulls.next_of_write() for client in clients], True)
             for client in clients:
                 client._pulls.serve_next()
-        for client, batch in zip(clients, batches):
-            with client._spans("push"):
+        with spans("push"):
+            for client, batch in zip(clients, batches):
                 client._end_step(batch)
 
     def _end_step(self, batch: Batch):

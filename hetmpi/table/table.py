@@ -154,7 +154,8 @@ class EmbeddingTable:
         Raises UserError for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (for
         gradients of a GPU at s >= 1 when their sum is sent), and at s = 0 RuntimeError if the step is already
         written."""
-        checked, values = self.to_write(keys, grads)
+        with self.spans("push"):
+            checked, values = self.to_write(keys, grads)
         self.client.write([self.client], [checked], [values])
 
     def settle(self):
@@ -249,12 +250,11 @@ class EmbeddingTable:
         self._check_open()
         self.client.check_write()
         self.memory.count_pages(self.counters)
-        with self.spans("push"):
-            checked = self._checked(keys, "write")
-            values = checked_grads(grads, (len(checked.array), self.dim), self.device)
-            if values.is_cpu:  # gradients of a GPU are checked when they are sent
-                check_finite(checked.array, values.numpy())
-            return checked, values
+        checked = self._checked(keys, "write")
+        values = checked_grads(grads, (len(checked.array), self.dim), self.device)
+        if values.is_cpu:  # gradients of a GPU are checked when they are sent
+            check_finite(checked.array, values.numpy())
+        return checked, values
 
     def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True) -> Keys:
         self._check_open()

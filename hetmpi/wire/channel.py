@@ -10,7 +10,7 @@ Tables that are used together ask and post together (exchange.py).
 
 The server decides, by the clocks of the owners, when it replies and which rows a reply has (cpp/wire/round.h). At
 s >= 1 it replies once it has applied the pushes in front of the request, with the clocks of all keys and the rows that
-is_wanted() names. At s = 0 it replies once all owners of its node have applied the step that the request names, as
+must_send() names. At s = 0 it replies once all owners of its node have applied the step that the request names, as
 they note in shared memory, with all rows.
 
 Messages are packed and unpacked in C++. A server reads the shards of its node, and writes pushes into rings of the
@@ -28,7 +28,6 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.wire.exchange import Exchange, MakeWire, Round
-from hetmpi.wire.sections import Section
 
 UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)  # reasons, whose texts are in cpp/wire/round.h
 
@@ -163,15 +162,14 @@ class Reply:
         self.fetched: np.ndarray | None = None
         self.num_bytes, self._row_bytes = 0, channel.num_bytes
         self.packed = channel.packed(request)
-        self._received: list[Section] = []  # of each server
         self.round: Round | None = None
 
-    def read(self, replies: list[Section]):
-        """Reads the reply of each server."""
-        self._received = replies
+    def read(self, messages: list[np.ndarray], place: int, num_tables: int):
+        """Reads the message of each server. place: of the table's section among so many."""
+        self.packed.set_replies(messages, place, num_tables)
         if self._clocks is not None:
             fetched = np.zeros(len(self._clocks), bool)
-            self.packed.read_clocks(replies, self._clocks, fetched)
+            self.packed.read_clocks(self._clocks, fetched)
             self.fetched, self.num_bytes = fetched, self._row_bytes * int(np.count_nonzero(fetched))
 
     def serve(self):
@@ -184,8 +182,7 @@ class Reply:
 
     def place(self, *outs: np.ndarray):
         """Copies the rows to their positions: one out (num, width) per array of the table."""
-        self.packed.place(self._received, list(outs))
-        self._received = []
+        self.packed.place(list(outs))
 
     def drop(self):
         """Ends it in any state. Completes the round: other ranks wait for this rank's replies, and theirs must be

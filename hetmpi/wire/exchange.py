@@ -3,7 +3,7 @@
     round   a request to every server, and a reply to every client
     post    a message to every server, with gradients; if tables announce batches by it, with replies as well
 
-A message has a section of each table (sections.py); tables that are used together share it.
+A message has a section of each table (cpp/wire/sections.h); tables that are used together share it.
 
 A server (cpp/wire/server.h) answers the messages of this rank's clients. Where the wire has no thread that runs it, all
 ranks make the same calls in the same order, and every wait receives and answers. In a round all ranks send their
@@ -21,7 +21,6 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.wire.rails import Rails
-from hetmpi.wire.sections import Sections
 from hetmpi.wire.wire import Lines, Wire
 from hetmpi.world.waiting import ranks_text
 from hetmpi.world.world import World
@@ -48,18 +47,20 @@ class Round:
 class Exchange:
     """The messages of several tables (channel.py, Channel), on one rank.
 
-    sections       of the messages: its channels, and what was sent so far
+    channels       in the order of their sections; None for one that has left, whose section stays empty
     rails          the partners of this rank
     clients        those whose messages this rank receives itself
     wire           carries the messages
     server         answers those of clients
+    num_messages, num_bytes   sent so far
     is_broken      an error, or different calls of ranks, has ended the messages: none is awaited any more"""
 
     def __init__(self, world: World, make_wire: MakeWire):
         """Collective."""
-        self.world, self.rails, self.sections = world, Rails(world), Sections()
+        self.world, self.rails, self.channels = world, Rails(world), []
+        self.num_messages = self.num_bytes = 0
         self.server = _C.Server(self.rails.clients, world.rank, not make_wire.has_thread)
-        lines = Lines(world, self.rails, (REQUEST, POST), (REPLY,), self.sections.length, self.server)
+        lines = Lines(world, self.rails, (REQUEST, POST), (REPLY,), self._words_of, self.server)
         self.wire = make_wire(lines)
         if not world.is_one_node:
             world.wires.add(self.wire)
@@ -73,12 +74,16 @@ class Exchange:
 
     def join(self, channel):
         """Adds a channel. REQUIRES: no message is under way, on any rank."""
-        self.sections.tables.append(channel)
+        self.channels.append(channel)
         self._is_exact = channel.is_exact  # as of all that share messages
         self._set_tables()
 
     def _set_tables(self):
-        self.server.set_tables([channel and channel.server for channel in self.sections.tables])
+        self.server.set_tables([channel and channel.server for channel in self.channels])
+
+    def _words_of(self, piece: np.ndarray) -> int | None:
+        """Lines.length_of."""
+        return _C.message_words(piece, len(self.channels))
 
     def awaits(self, channel) -> bool:
         """Whether replies to a channel are not received yet."""
@@ -87,9 +92,8 @@ class Exchange:
     def leave(self, channel):
         """Removes a channel. The last one first receives its replies, then waits until its messages are delivered.
         REQUIRES: at s = 0 its table is settled. Collective."""
-        tables = self.sections.tables
-        if sum(other is not None for other in tables) > 1:
-            tables[tables.index(channel)] = None
+        if sum(other is not None for other in self.channels) > 1:
+            self.channels[self.channels.index(channel)] = None
             self._set_tables()  # the table's memory is not used any more
             return
         if not self.is_broken:
@@ -102,7 +106,7 @@ class Exchange:
         self.world.receivers.pop(self, None)
         if not self.is_broken:
             self.wire.free()
-        tables.clear()  # breaks the reference cycle, which frees the table's memory at once
+        self.channels.clear()  # breaks the reference cycle, which frees the table's memory at once
 
     @contextlib.contextmanager
     def _breaking(self):
@@ -140,12 +144,10 @@ class Exchange:
             reply.packed.forget_pushes()
 
     def _send(self, tag: int, replies: Mapping):
-        requests = {channel: reply.packed for channel, reply in replies.items()}
-        lengths = [requests[table].words() if table in requests else [] for table in self.sections.tables]
-        messages, begins = self.sections.new(lengths, len(self.rails.servers))
-        for table, places in zip(self.sections.tables, begins):
-            if table in requests:
-                requests[table].write(messages, places)
+        requests = [replies[channel].packed if channel in replies else None for channel in self.channels]
+        messages = _C.RoundRequest.messages_of(requests, len(self.rails.servers))
+        self.num_messages += len(messages)
+        self.num_bytes += sum(message.nbytes for message in messages)
         self.wire.send(tag, dict(zip(self.rails.servers, messages)))
         if self.clients:
             self._tags.append(tag)
@@ -155,8 +157,8 @@ class Exchange:
 
     def _expect(self, replies: Mapping):
         """Lets the server answer the next message of each client, which must be for the same reasons."""
-        reasons = {channel: reply.reason for channel, reply in replies.items()}
-        self.server.expect([reasons.get(channel, _C.NO_SECTION) for channel in self.sections.tables])
+        reasons = [replies[channel].reason if channel in replies else _C.NO_SECTION for channel in self.channels]
+        self.server.expect(reasons)
 
     def poll(self) -> bool:
         """Lets messages leave, and receives and answers those of clients. Returns whether all that this rank has sent
@@ -167,7 +169,8 @@ class Exchange:
                 pass
             with self._breaking():
                 for i, reply in self.server.proceed():
-                    self.sections.count(reply)
+                    self.num_messages += 1
+                    self.num_bytes += reply.nbytes
                     self.wire.send(REPLY, {self.clients[i]: reply})
         return not self._tags
 
@@ -233,12 +236,10 @@ class Exchange:
         self.serve(round_)
         while not round_.is_received:
             earlier = self._rounds[0]
-            replies = [
-                self.sections.of(message) for message in self._receive_from(self.rails.servers, REPLY, earlier.arrived)
-            ]
-            for i, table in enumerate(self.sections.tables):
-                if table in earlier.replies:
-                    earlier.replies[table].read([of_server[i] for of_server in replies])
+            messages = self._receive_from(self.rails.servers, REPLY, earlier.arrived)
+            for place, channel in enumerate(self.channels):
+                if channel in earlier.replies:
+                    earlier.replies[channel].read(messages, place, len(self.channels))
             earlier.is_received, earlier.replies = True, {}  # breaks the reference cycle, which frees memory at once
             self._rounds.popleft()
         # Another rank may need the reply before it can come to this rank's next call.

@@ -32,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/pull_parts.h"
 #include "cache/row_cache.h"
 #include "owner/push_applier.h"
 #include "owner/rank_sums.h"
@@ -617,7 +618,7 @@ void cache_uses_the_room_of_sums_handed_out_again(uint64_t) {
 }
 
 // A gradient that nearly cancels the weight decay leaves squares of about 0, of either sign after rounding.
-void clocks_are_told_of_lines_that_will_do(uint64_t) {
+void clocks_are_told_of_lines_that_are_young(uint64_t) {
   RowCache cache(kWays, optimizer_of("sgd"), Policy::kLru);
   const Ints keys{1, 2};
   Ints slots(3, -1);
@@ -1810,6 +1811,41 @@ void reducer_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
   }
 }
 
+// All kinds of keys: with or without a line, a row that came, a need that is decided, a line that is too old.
+void the_keys_of_a_pull_are_refreshed_read_or_left_alone(uint64_t) {
+  for (int kind = 0; kind < 16; ++kind) {
+    const int64_t slot = kind & 1 ? 3 : -1;
+    const bool fetched = kind & 2, is_decided = kind & 4, is_old = slot >= 0 && kind & 8;
+    bool is_stale = is_old, is_missing = false;
+    const Judged judged = judge(&slot, &fetched, &is_decided, 1, &is_stale, &is_missing);
+    const bool has_line = slot >= 0, may_read = !fetched && !is_decided;
+    CHECK(is_missing == (may_read && (!has_line || is_old)));
+    CHECK(is_stale == (has_line && (fetched || (is_old && !is_decided))));
+    CHECK(judged.num_found == has_line && judged.num_stale == is_stale);
+  }
+}
+
+// Of five keys of a pull two have lines, and one a row without a line.
+void a_batch_of_a_pull_takes_its_lines_and_rows(uint64_t) {
+  const int64_t pull_slots[] = {7, -1, -1, 9, -1};
+  const int32_t pull_clocks[] = {10, 11, 12, 13, 14};
+  const bool is_uncached[] = {false, true, false, false, false};
+  const float pull_rows[] = {0, 0, 1, 2, 0, 0, 0, 0, 0, 0};
+  const int64_t places[] = {3, 1, 2, 0};
+  const bool is_admitted[] = {true, true, false, true};
+  int64_t slots[4];
+  int32_t clocks[4];
+  float rows[8] = {};
+  bool is_missing[4];
+  const PartCounts counts = part_of_pull({pull_slots, pull_clocks, is_uncached, pull_rows, 2}, places, is_admitted, 3,
+                                         4, slots, clocks, rows, is_missing);
+  CHECK((Ints(slots, slots + 4) == Ints{9, -1, -1, 7}));
+  CHECK(clocks[0] == 13 && clocks[1] == 11 && clocks[2] == 12 && clocks[3] == 10);
+  CHECK((Floats(rows, rows + 8) == Floats{0, 0, 1, 2, 0, 0, 0, 0}));
+  CHECK(!is_missing[0] && !is_missing[1] && is_missing[2] && !is_missing[3]);
+  CHECK(counts.num_missing == 1 && counts.num_repeated == 2 && counts.num_hits == 1);
+}
+
 // Random parts of a route, and their keys among those of another batch, found one by one.
 void parts_of_a_route_keep_positions_in_the_whole_batch(uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -1870,7 +1906,7 @@ void run_all(uint64_t seed) {
   RUN(an_update_in_two_passes_has_the_bits_of_its_parts);
   RUN(cache_rounds_its_capacity_down_to_whole_sets);
   RUN(cache_uses_the_room_of_sums_handed_out_again);
-  RUN(clocks_are_told_of_lines_that_will_do);
+  RUN(clocks_are_told_of_lines_that_are_young);
   RUN(numbers_of_16_bits_are_rounded_right);
   RUN(rows_are_added_in_order);
   RUN(sums_of_squares_are_never_negative);
@@ -1900,6 +1936,8 @@ void run_all(uint64_t seed) {
   RUN(reducer_sums_in_an_order_of_ranks);
   RUN(reducer_refuses_other_steps_and_rows_that_are_not_there);
   RUN(parts_of_a_route_keep_positions_in_the_whole_batch);
+  RUN(the_keys_of_a_pull_are_refreshed_read_or_left_alone);
+  RUN(a_batch_of_a_pull_takes_its_lines_and_rows);
 #undef RUN
 }
 

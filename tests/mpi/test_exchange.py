@@ -317,7 +317,7 @@ def test_what_is_written_without_a_read_is_not_held_for_ever(apart):
     keys, grads, pushes = torch.arange(200), torch.ones(200, 2), table.client._pushes
     for _ in range(40):
         table.write(keys, grads)
-        assert apart.is_one_node or sum(len(held.keys) for held in pushes.held) <= 200 * MAX_IDLE_WRITES
+        assert apart.is_one_node or sum(len(held.route) for held in pushes.held) <= 200 * MAX_IDLE_WRITES
     table.flush()
     assert (changes(table, PLAIN) == -40 * apart.size).all()
     table.close()

@@ -165,14 +165,14 @@ def test_tables_share_the_messages_of_a_step(placed, announces):
     (rounds,) = {table.client.channel.exchange for table in group.values()}
     steps = list(batches(placed.rank, 10))
     for i, ((keys, grads), (following, _)) in enumerate(zip(steps, steps[1:])):
-        before = rounds.sections.num_messages
+        before = rounds.num_messages
         group.read(keys)
         if announces:
             group.prefetch(following)
         group.write(keys, grads)
         is_first = announces and i == 0  # was not announced
         num = (1 + is_first) * (len(rounds.rails.servers) + len(rounds.rails.clients))
-        assert rounds.sections.num_messages == before + num
+        assert rounds.num_messages == before + num
     group.close()
 
 

@@ -138,7 +138,7 @@ def messages_of(table, k):
     rounds, counts = table.client.channel.exchange, []
     batches = batches_of({**PLAIN_MESSAGES, "num_steps": 44}, table.world.rank)
     for step, (keys, grads) in enumerate(batches):
-        counts.append(rounds.sections.num_messages)
+        counts.append(rounds.num_messages)
         table.read(keys)
         for later, _ in next_announced(batches, step, k):
             table.prefetch(later)
@@ -154,7 +154,7 @@ def test_rows_are_requested_anew_after_a_write_that_was_not_foreseen(apart):
     rounds, counts = table.client.channel.exchange, []
     batches = batches_of({**PLAIN_MESSAGES, "num_steps": 5}, apart.rank)
     for step, (keys, grads) in enumerate(batches):
-        counts.append(rounds.sections.num_messages)
+        counts.append(rounds.num_messages)
         table.read(keys)
         for later, _ in batches[1:] if step == 0 else ():
             table.prefetch(later)
@@ -186,7 +186,7 @@ def test_several_tables_share_the_rounds_of_several_batches(apart, depth):
             group.prefetch(later)
         group.write(keys, {name: torch.ones_like(found) for name, found in rows.items()})
     shared = {table.client.channel.exchange for table in group.values()}
-    assert len([one for one in shared if one.sections.num_messages]) <= 1
+    assert len([one for one in shared if one.num_messages]) <= 1
     group.flush()
     for name, table in group.items():
         expected = np.zeros(200)

@@ -75,12 +75,12 @@ def test_the_next_batch_is_requested_with_the_gradients(world, apart, exchange):
     for step, keys in enumerate(steps[:-1]):
         table.read(keys)
         table.prefetch(steps[step + 1])
-        before = rounds.sections.num_messages
+        before = rounds.num_messages
         table.write(keys, gradients(keys, step))
         has_answered = not apart.is_one_node and exchange == "messages"
         assert rounds.awaits(table.client.channel) == has_answered
         if has_answered:  # gradients and request are one message, and all clients are answered before write returns
-            assert rounds.sections.num_messages == before + len(rounds.rails.servers) + len(rounds.rails.clients)
+            assert rounds.num_messages == before + len(rounds.rails.servers) + len(rounds.rails.clients)
     table.close()
 
 

@@ -810,7 +810,7 @@ def test_lines_are_classified_alike_in_one_call_and_in_parts():
     expected = is_line & np.where(fetched, True, too_old & ~is_decided)
     assert (is_stale == expected).all() and (left == (~fetched & ~is_decided & (~is_line | expected))).all()
     assert (num_found, num_stale) == (is_line.sum(), expected.sum())
-    parts = _C.classified(slots, fetched, is_decided, is_line & ~fetched & too_old)
+    parts = _C.judged(slots, fetched, is_decided, is_line & ~fetched & too_old)
     for one, part in zip((is_stale, left, num_found, num_stale), parts):
         assert np.array_equal(one, part)
 

@@ -116,6 +116,6 @@ def test_a_message_that_is_not_one_ends_its_receiver(apart):
 
 def posted(way, call):
     """Operations or messages that a call posts."""
-    before = way.sections.num_messages
+    before = way.num_messages
     call()
-    return way.sections.num_messages - before
+    return way.num_messages - before

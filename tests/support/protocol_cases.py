@@ -75,11 +75,19 @@ def plan_of(case: dict, step: int, rank: int) -> tuple[str, list[tuple[int, int]
 
 def batch_of(case: dict, index: int, number: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """A rank's keys (U,), skewed, often none, and gradients (U, dim) for one table."""
-    draw, table = np.random.default_rng([case["seed"], case["number"], index, number, rank]), case["tables"][index]
-    keys = np.unique((table["num_rows"] * draw.random(draw.choice([0, 1, 7, 20, 60, 200])) ** 3).astype(np.int64))
-    keys, shape, kind = draw.permutation(keys), (len(keys), table["dim"]), case["grads"]
+    table = case["tables"][index]
+    seed = case["seed"], case["number"], index, number, rank
+    return drawn_batch(seed, table["num_rows"], table["dim"], case["grads"], case["ranks"])
+
+
+@functools.lru_cache(maxsize=4096)  # the sums and the ranks draw the same ones
+def drawn_batch(seed: tuple[int, ...], num_rows: int, dim: int, kind: str, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    keys = np.unique((num_rows * draw.random(draw.choice([0, 1, 7, 20, 60, 200])) ** 3).astype(np.int64))
+    keys = draw.permutation(keys)
+    shape = len(keys), dim
     grads = draw.normal(size=shape) if kind == "adagrad" else draw.integers(1 if kind == "ones" else -3, 2, shape)
-    return keys, grads * (keys // 2 % case["ranks"] == rank)[:, None] if kind == "own" else grads  # 0 for others' rows
+    return keys, grads * (keys // 2 % ranks == seed[-1])[:, None] if kind == "own" else grads  # 0 for others' rows
 
 
 @cache_of_one_case

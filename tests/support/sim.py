@@ -40,6 +40,7 @@ import torch
 from protocol_cases import Checked, Driver, draw_case
 
 import hetmpi.table.bsp
+import hetmpi.world.memory
 from hetmpi import CacheSettings, EmbeddingTable, RowOptimizer, Staleness, World
 from hetmpi.owner.mailbox import Mailbox
 from hetmpi.owner.shards import ShardReader
@@ -573,6 +574,7 @@ def install(put=setattr):
     attribute."""
     put(transport, "WIRES", {"windows": SimWindows, "messages": SimMessages})
     put(hetmpi.table.bsp, "trial_ms", lambda *_: np.array([10.0]))
+    put(hetmpi.world.memory, "free_memory", lambda shared: ("memory", 1e15))
     put(ShardReader, "read", paused_around(ShardReader.read, lambda of: of.memory.world))
     put(Mailbox, "send", paused_around(Mailbox.send, lambda of: of.memory.world))
     put(protocol_cases, "Checked", SimChecked)

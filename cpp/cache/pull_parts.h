@@ -1,0 +1,65 @@
+// What follows for the keys of a pull from its lines, the owners' clocks and the rows that have come.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace hetmpi {
+
+struct Judged {
+  int64_t num_found, num_stale;  // lines, and those to refresh
+};
+
+// Keys (n) with lines (slots >= 0), rows that came (fetched), and keys whose need for a row is decided already.
+// is_stale: set for lines that are too old; changed to those that are refreshed: lines whose rows came, and stale ones
+// unless it is decided that they are not read now. is_missing: keys whose rows are to be read now.
+inline Judged judge(const int64_t* slots, const bool* fetched, const bool* is_decided, int64_t n, bool* is_stale,
+                    bool* is_missing) {
+  Judged judged{0, 0};
+  for (int64_t i = 0; i < n; ++i) {
+    const bool is_line = slots[i] >= 0;
+    is_stale[i] = fetched[i] ? is_line : is_stale[i] && !is_decided[i];
+    is_missing[i] = !fetched[i] && !is_decided[i] && (!is_line || is_stale[i]);
+    judged.num_found += is_line;
+    judged.num_stale += is_stale[i];
+  }
+  return judged;
+}
+
+// The keys (m) of a pull that serves several batches: their lines, clocks, and rows (m, dim) of those that got no line
+// but are here (is_uncached).
+struct PulledKeys {
+  const int64_t* slots;
+  const int32_t* clocks;
+  const bool* is_uncached;
+  const float* rows;
+  int64_t dim;
+};
+
+struct PartCounts {
+  int64_t num_missing;   // keys with neither a line nor a row
+  int64_t num_repeated;  // admitted keys at places below first_new: they are in a batch read before
+  int64_t num_hits;      // and those of them with a line
+};
+
+// One of these batches (n): places of its keys in the pull. Sets slots, clocks, the rows (n, dim) that are here, and
+// is_missing.
+inline PartCounts part_of_pull(const PulledKeys& pull, const int64_t* places, const bool* is_admitted,
+                               int64_t first_new, int64_t n, int64_t* slots, int32_t* clocks, float* rows,
+                               bool* is_missing) {
+  PartCounts counts{0, 0, 0};
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t at = places[i];
+    slots[i] = pull.slots[at];
+    clocks[i] = pull.clocks[at];
+    const bool has_line = slots[i] >= 0, is_repeated = is_admitted[i] && at < first_new;
+    is_missing[i] = !has_line && !pull.is_uncached[at];
+    counts.num_missing += is_missing[i];
+    counts.num_repeated += is_repeated;
+    counts.num_hits += is_repeated && has_line;
+    if (pull.is_uncached[at]) std::memcpy(rows + i * pull.dim, pull.rows + at * pull.dim, pull.dim * sizeof(float));
+  }
+  return counts;
+}
+
+}  // namespace hetmpi
