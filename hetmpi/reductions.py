@@ -136,7 +136,7 @@ class MpiReductions:
         """Waits for the result. Raises the error of MPI."""
 
         def is_done() -> bool:
-            if not self._thread.is_alive() and not asked.is_done.is_set():
+            if not asked.is_done.wait(LOOK_EVERY_S) and not self._thread.is_alive():
                 raise RuntimeError("MpiReductions: its thread has ended with an error of MPI")
             return asked.is_done.is_set()
 

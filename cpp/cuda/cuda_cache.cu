@@ -486,8 +486,8 @@ struct Out {
 };
 
 // One warp per entry: flagged entries are written to index `at`.
-__global__ void release_pending_kernel(Lines lines, const Gone* gone, const int32_t* flags, const int32_t* at, int64_t n,
-                                Out out) {
+__global__ void release_pending_kernel(Lines lines, const Gone* gone, const int32_t* flags, const int32_t* at,
+                                       int64_t n, Out out) {
   const int64_t i = warp_number();
   if (i >= n || !flags[i]) return;
   const int64_t place = at[i], sum_dim = lines.optimizer.sum_dim();
@@ -602,7 +602,8 @@ struct CudaRowCache::Memory {
 
   // Writes the `num` pending sums in `gone` that are flagged and numbered to the pushes.
   void release_gone(int64_t n, int64_t num, cudaStream_t stream) {
-    if (num > 0) launch(release_pending_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out());
+    if (num > 0)
+      launch(release_pending_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out());
     num_out += num;
     num_closed += num;
     HETMPI_CHECK(cudaStreamSynchronize(stream));

@@ -6,8 +6,6 @@
 //   hash         round robin over scrambled keys, for key spaces in which popular keys share a remainder. Keys are
 //                scrambled by a permutation of [0, num_rows): a four-round Feistel network over the next even number
 //                of bits, iterated until the result is in range (Black and Rogaway, CT-RSA 2002, "cycle walking")
-//
-// Route: a batch of keys sorted by owner. The row of a key is its owner's matter (directory.h).
 #pragma once
 
 #include <algorithm>

@@ -67,9 +67,11 @@ Mask held_by(const Route& route, const Mask& ranks) {
   return mask;
 }
 
-// The numbers of a route from `begin` on, as an array that keeps it alive.
+// The numbers of a route from `begin` on, as an array that keeps it alive and may not be changed.
 py::object numbers(const py::object& route, const std::vector<int64_t>& from, int64_t begin, int64_t end) {
-  return Array<int64_t>(end - begin, from.data() + begin, route);
+  Array<int64_t> array(end - begin, from.data() + begin, route);
+  array.attr("setflags")(py::arg("write") = false);
+  return array;
 }
 
 // Keys of a call, checked, with all that depends on them alone.

@@ -111,8 +111,12 @@ class NodeMemory:
     def fence(self, what: str = "for all ranks to come as far"):
         """Barrier over all ranks. Stores made before it are visible to all ranks after it. what: reason for messages,
         as for StallWarning. Collective."""
-        self._shared.Sync()
+        self.sync()
         self.world.meet(what)
+        self.sync()
+
+    def sync(self):
+        """Makes the stores of this rank visible, and those of others to it."""
         self._shared.Sync()
 
     def free(self):

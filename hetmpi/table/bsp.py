@@ -178,12 +178,15 @@ class BspClient(Client):
     @staticmethod
     def settle(clients: Sequence[BspClient]):
         """As in Client: applies the gradients of all ranks' last write."""
-        first = clients[0]
-        are_written = any(client._is_written for client in clients)
+        memories = [client.context.memory for client in clients if client._is_written]
         BspClient._settle(clients)
-        if are_written:
-            with first._spans("drain"):
-                first.context.memory.fence(f"in step {first.step} for all ranks to apply the gradients")
+        if memories:
+            with clients[0]._spans("drain"):
+                for memory in memories:
+                    memory.sync()
+                clients[0]._world.meet(f"in step {clients[0].step} for all ranks to apply the gradients")
+                for memory in memories:
+                    memory.sync()
 
     @staticmethod
     def _settle(clients: Sequence[BspClient]):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError
+from hetmpi.spans import Spans
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.wire.channel import Channel
 
@@ -26,13 +27,14 @@ class TableGroup(Mapping[str, EmbeddingTable]):
         for table in list(tables.values())[:1]:
             table.world.check_same("TableGroup", {"tables": list(tables)})
         self._tables = tables
+        self._spans = next((table.spans for table in tables.values()), None) or Spans()
         kinds: dict[tuple, dict[str, EmbeddingTable]] = {}
         for name, table in tables.items():
             channel = table.client.channel
             kinds.setdefault((channel.is_exact, channel.name), {})[name] = table
-        for alike in kinds.values():
+        self._alike = list(kinds.values())  # each of one consistency and wire
+        for alike in self._alike:
             share([table.client.channel for table in alike.values()])
-        self._alike = [(list(alike), [table.client for table in alike.values()]) for alike in kinds.values()]
 
     def __getitem__(self, name: str) -> EmbeddingTable:
         return self._tables[name]
@@ -53,9 +55,10 @@ class TableGroup(Mapping[str, EmbeddingTable]):
         """table -> keys (U,) to table -> rows (U, dim)."""
         given = {name: table.check(keys[name]) for name, table in self.items()}  # all, before the first request
         rows = {}
-        for names, clients in self._alike:
-            rows |= zip(names, clients[0].read(clients, [given[name] for name in names]))
-        return {name: rows[name] for name in self}
+        for alike in self._alike:
+            clients = [table.client for table in alike.values()]
+            rows |= zip(alike, clients[0].read(clients, [given[name] for name in alike]))
+        return {name: rows[name] for name in self._tables}
 
     def peek(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """As read(), but the owners' rows, for evaluation."""
@@ -63,20 +66,23 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def prefetch(self, keys: dict[str, Tensor]):
         """Announces a batch that a later read() will request by the same tensors."""
-        with next(iter(self.values())).spans("prefetch"):
+        with self._spans("prefetch"):
             given = {name: table.to_announce(keys[name]) for name, table in self.items()}
-            for names, clients in self._alike:
-                clients[0].announce(clients, [given[name] for name in names])
+            for alike in self._alike:
+                clients = [table.client for table in alike.values()]
+                clients[0].announce(clients, [given[name] for name in alike])
 
     def write(self, keys: dict[str, Tensor], grads: dict[str, Tensor]):
         """keys: table -> (U,); grads: table -> (U, dim)."""
-        with next(iter(self.values())).spans("push"):  # checks all, then sends
+        with self._spans("push"):  # checks all, then sends
             given = {name: table.to_write(keys[name], grads[name]) for name, table in self.items()}
-        for names, clients in self._alike:
-            clients[0].write(clients, *zip(*(given[name] for name in names)))
+        for alike in self._alike:
+            clients = [table.client for table in alike.values()]
+            clients[0].write(clients, *zip(*[given[name] for name in alike]))
 
     def settle(self):
-        for _, clients in self._alike:
+        for alike in self._alike:
+            clients = [table.client for table in alike.values()]
             clients[0].settle(clients)
 
     def flush(self):

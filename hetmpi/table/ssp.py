@@ -74,8 +74,9 @@ class SspClient(Client):
         with spans("drain"):
             for client in clients:
                 client._pushes.progress()
-        with spans("validate"):
+        with spans("find"):
             request(clients, [batch.pull if batch.pull.phase is Phase.NEW else None for batch in batches], False)
+        with spans("validate"):
             for client, batch in zip(clients, batches):
                 client._pulls.serve(batch.pull)
             judged = [client._check_valid(batch.pull) for client, batch in zip(clients, batches)]
@@ -254,8 +255,13 @@ class SspClient(Client):
         self._pushes.deliver()
 
     def receive_pending(self):
-        """Applies the gradients that have arrived, while this rank waits for others (World.wait)."""
-        self._owner.drain()
+        """Applies the gradients that have arrived, while this rank waits for others (World.wait). Raises an error in
+        applying them once."""
+        try:
+            self._owner.drain()
+        except Exception:
+            self.context.world.receivers.pop(self, None)  # the next wait may be that of close()
+            raise
 
     def resume_at(self, step: int):
         self.context.step = step

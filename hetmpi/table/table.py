@@ -247,10 +247,9 @@ class EmbeddingTable:
 
     def to_write(self, keys: torch.Tensor, grads: torch.Tensor) -> tuple[Keys, torch.Tensor]:
         """Checked keys and gradients for the client. Raises as write()."""
-        self._check_open()
+        checked = self._checked(keys, "write")
         self.client.check_write()
         self.memory.count_pages(self.counters)
-        checked = self._checked(keys, "write")
         values = checked_grads(grads, (len(checked.array), self.dim), self.device)
         if values.is_cpu:  # gradients of a GPU are checked when they are sent
             check_finite(checked.array, values.numpy())

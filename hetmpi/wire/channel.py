@@ -187,5 +187,5 @@ class Reply:
     def drop(self):
         """Ends it in any state. Completes the round: other ranks wait for this rank's replies, and theirs must be
         received."""
-        if not self._exchange.is_broken:
+        if self.round is not None and not self._exchange.is_broken:
             self.receive()

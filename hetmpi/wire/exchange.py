@@ -7,15 +7,16 @@ A message has a section of each table (cpp/wire/sections.h); tables that are use
 
 A server (cpp/wire/server.h) answers the messages of this rank's clients. Where the wire has no thread that runs it, all
 ranks make the same calls in the same order, and every wait receives and answers. In a round all ranks send their
-requests before any of them waits for a reply. A rank leaves a read or a write only after it has answered as many
-messages of each client as it has sent: what follows, such as a sum over all ranks, may receive nothing.
+requests before any of them waits for a reply. A rank leaves a write only after it has answered every client in all
+rounds that it has begun by then: what follows, such as a sum over all ranks, may receive nothing. Nor may a sum between
+read and write: a round begun there is awaited by nobody before its own write.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -124,9 +125,15 @@ class Exchange:
         if self.is_broken:
             raise RuntimeError("EmbeddingTable: an error has ended the messages between nodes: close the table")
 
+    def _check_channels(self, channels: Iterable):
+        """Raises RuntimeError for one of another exchange."""
+        if not all(map(self.channels.__contains__, channels)):
+            raise RuntimeError("TableGroup: a table of this group was put into another group since: use that one")
+
     def ask(self, replies: Mapping):
         """Sends every server the requests of channels: channel -> the Reply that it will have. Raises as check()."""
         self.check()
+        self._check_channels(replies)
         if replies:
             self._rounds.append(Round(self._num_rounds, replies))
             self._num_rounds += 1
@@ -135,6 +142,7 @@ class Exchange:
     def post(self, replies: Mapping):
         """Sends every server gradients of channels, and what those request that are for another reason than PUSHES.
         All ranks post equally often. replies: as in ask()."""
+        self._check_channels(replies)
         awaited = {channel: reply for channel, reply in replies.items() if reply.reason != _C.PUSHES}
         if awaited:
             self._rounds.append(Round(self._num_rounds, awaited))
@@ -147,7 +155,7 @@ class Exchange:
         requests = [replies[channel].packed if channel in replies else None for channel in self.channels]
         messages = _C.RoundRequest.messages_of(requests, len(self.rails.servers))
         self.num_messages += len(messages)
-        self.num_bytes += sum(message.nbytes for message in messages)
+        self.num_bytes += 8 * sum(map(len, messages))
         self.wire.send(tag, dict(zip(self.rails.servers, messages)))
         if self.clients:
             self._tags.append(tag)

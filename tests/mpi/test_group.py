@@ -176,6 +176,24 @@ def test_tables_share_the_messages_of_a_step(placed, announces):
     group.close()
 
 
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_a_group_whose_table_is_in_another_one_since_is_refused(placed, staleness):
+    if placed.is_one_node:
+        pytest.skip("takes two nodes")
+    settings = {"exchange": "messages", "staleness": Staleness(staleness)}
+    tables = {name: make(placed, name, **settings) for name in SHAPES}
+    before = TableGroup({name: tables[name] for name in ("users", "items")})
+    since = TableGroup({name: tables[name] for name in ("words", "items")})
+    keys = {name: torch.arange(3) for name in SHAPES}
+    with pytest.raises(RuntimeError, match="was put into another group since"):
+        before.read(keys)
+    for _ in range(2):
+        rows = since.read(keys)
+        since.write(keys, rows)
+    for table in tables.values():
+        table.close()
+
+
 @pytest.mark.parametrize("exchange", ["windows", "messages"])
 def test_exact_and_stale_tables_take_in_each_others_gradients(placed, exchange):
     """One rank waits for room at another, which waits for its reply about the other table."""

@@ -671,6 +671,8 @@ def simulate(case: dict, seed) -> list[str]:
             runs.append(Simulation(f"{seed} {number}", node_of).run(partial(drive, case=case)))
     except Deadlock as error:
         return [f"deadlock: {error}"]
+    except (AttributeError, NameError, TypeError):
+        raise  # of the program, and not found by a check
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         return [f"{type(error).__name__}: {error} ({place.filename.rpartition('/')[2]}:{place.lineno})"]
