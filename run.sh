@@ -140,6 +140,10 @@ run_docs() {  # [OUT_DIR|check]
   exec python -m sphinx -W -n -c docs . "${1:-docs/_build}"
 }
 
+run_simulate() {  # KEY=VALUE...
+  PYTHONPATH=$ROOT:$ROOT/tests/support exec python "$ROOT/tests/support/sim.py" "$@"
+}
+
 run_lint() {
   cd "$ROOT"
   ruff check . && ruff format --check . && git ls-files 'cpp/*' 'tests/cpp/*' | grep -E '\.(h|cuh|c|cpp|cu)$' |
@@ -276,7 +280,7 @@ main() {
     report | inspect | export) exec python -m "hetmpi.$command" "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
-    simulate) PYTHONPATH="$ROOT:$ROOT/tests/support" exec python "$ROOT/tests/support/sim.py" "$@" ;;
+    simulate) run_simulate "$@" ;;
     docs) run_docs "$@" ;;
     slurm-trial) exec "$ROOT/tools/slurm_trial.sh" "$@" ;;
   esac

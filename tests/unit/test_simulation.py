@@ -33,7 +33,7 @@ def test_random_cases():
         num += 1
         if time.monotonic() > until:
             break
-    assert num > 20
+    assert num > 10
 
 
 @pytest.mark.parametrize("name", FAULTS)
