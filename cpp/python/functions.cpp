@@ -59,10 +59,6 @@ int64_t first_repeated(const Array<int64_t>& keys) {
   return repeated;
 }
 
-bool are_same(const Array<int64_t>& some, const Array<int64_t>& others) {
-  return some.size() == others.size() && std::memcmp(some.data(), others.data(), some.nbytes()) == 0;
-}
-
 bool all_finite(const Array<float>& values) {
   const float* value = values.data();
   const ssize_t n = values.size();
@@ -95,10 +91,19 @@ py::tuple part_of_pull_of(const Array<int64_t>& places, const Array<int64_t>& pu
   check_shape(clocks, "clocks", {n});
   check_shape(out, "out", {n, dim});
   check_shape(left, "left", {n});
-  check_in(places.data(), n, m, "places");
   const PulledKeys pull{pull_slots.data(), pull_clocks.data(), is_uncached.data(), rows.data(), dim};
-  const PartCounts counts = part_of_pull(pull, places.data(), is_admitted.data(), first_new, n, slots.mutable_data(),
-                                         clocks.mutable_data(), out.mutable_data(), left.mutable_data());
+  const int64_t* place = places.data();
+  const bool* may_have_line = is_admitted.data();
+  int64_t* slot_out = slots.mutable_data();
+  int32_t* clock_out = clocks.mutable_data();
+  float* row_out = out.mutable_data();
+  bool* is_missing = left.mutable_data();
+  PartCounts counts;
+  {
+    py::gil_scoped_release release;
+    check_in(place, n, m, "places");
+    counts = part_of_pull(pull, place, may_have_line, first_new, n, slot_out, clock_out, row_out, is_missing);
+  }
   return py::make_tuple(counts.num_missing, counts.num_repeated, counts.num_hits);
 }
 
@@ -181,8 +186,6 @@ void bind_functions(py::module_& m) {
         "ids (N,) int64 -> keys (U,) int64 in order of first appearance, index (N,) int64 with ids == keys[index].");
   m.def("first_repeated", &first_repeated, py::arg("keys").noconvert(),
         "Position of the first of keys (n,) int64 that stands before in keys too, -1 if all are distinct.");
-  m.def("are_same", &are_same, py::arg("some").noconvert(), py::arg("others"),
-        "Whether keys some (n,) int64 and others (m,) int64 are the same in the same order.");
   m.def("all_finite", &all_finite, py::arg("values").noconvert(),
         "Whether no number of values, a float32 array, is NaN or infinite.");
   m.def("places_of", &places_of, py::arg("route"), py::arg("batch").noconvert(), py::arg("chosen").noconvert(),

@@ -92,10 +92,12 @@ struct Keys {
     remote_route = part_of(route, is_remote);
   }
 
+  bool has_values(const Array<int64_t>& values) const {
+    return array.size() == values.size() && std::memcmp(array.data(), values.data(), array.nbytes()) == 0;
+  }
+
   bool are_those_of(const Keys& other) const {
-    if (this == &other) return true;
-    return tensor.is(other.tensor) && array.size() == other.array.size() &&
-           std::memcmp(array.data(), other.array.data(), array.nbytes()) == 0;
+    return this == &other || (tensor.is(other.tensor) && has_values(other.array));
   }
 };
 
@@ -112,6 +114,12 @@ void bind_partition(py::module_& m) {
   py::class_<Directory>(m, "Directory", "Which row of its shard an owner has for a key (cpp/owner/directory.h).")
       .def(py::init<const Partition&, int64_t>(), py::arg("partition"), py::arg("owner"))
       .def("rows_of", &rows_of, py::arg("keys").noconvert(), "keys (n,) int64, this owner's -> rows (n,) int64.");
+  const auto all_of = [](const std::vector<int64_t>& (Route::*column)() const) {
+    return [column](const py::object& self) {
+      const auto& route = self.cast<const Route&>();
+      return numbers(self, (route.*column)(), 0, route.size());
+    };
+  };
   py::class_<Route, std::shared_ptr<Route>>(m, "Route", "The keys of a batch sorted by owner (cpp/owner/route.h).")
       .def(py::init<int64_t>(), py::arg("num_ranks"), "Of no keys.")
       .def("__len__", &Route::size)
@@ -137,26 +145,16 @@ void bind_partition(py::module_& m) {
             return owners;
           },
           "Ranks that own at least one of the keys, ascending.")
-      .def_property_readonly(
-          "order",
-          [](const py::object& self) {
-            const auto& route = self.cast<const Route&>();
-            return numbers(self, route.order(), 0, route.size());
-          },
-          "Position in the batch of the i-th routed key: (n,) int64.")
-      .def_property_readonly(
-          "keys",
-          [](const py::object& self) {
-            const auto& route = self.cast<const Route&>();
-            return numbers(self, route.keys(), 0, route.size());
-          },
-          "That key: (n,) int64.");
+      .def_property_readonly("order", all_of(&Route::order),
+                             "Position in the batch of the i-th routed key: (n,) int64.")
+      .def_property_readonly("keys", all_of(&Route::keys), "That key: (n,) int64.");
   py::class_<Keys, std::shared_ptr<Keys>>(m, "Keys", "Keys of a call, checked, with all that depends on them alone.")
       .def(py::init<py::object, Array<int64_t>, const Partition&, const Mask&, const Mask&>(), py::arg("tensor"),
            py::arg("array").noconvert(), py::arg("partition"), py::arg("remote_ranks").noconvert(),
            py::arg("admitted_ranks").noconvert(),
            "tensor: identifies the batch; array: its values (U,) int64, not to be changed. Masks (size,) bool of the "
            "ranks on other nodes, and of those whose rows may be cached.")
+      .def("has_values", &Keys::has_values, py::arg("values"), "Whether they are values (m,) int64, in this order.")
       .def("are_those_of", &Keys::are_those_of, py::arg("other"),
            "Whether they identify the same batch: the same tensor with the same values.")
       .def_readonly("tensor", &Keys::tensor)

@@ -65,12 +65,15 @@ class PyRoundRequest {
     pushes_.clear();
   }
 
-  // Takes the replies of all nodes: messages, of which the part of this table, of num_tables, is read.
-  void set_replies(std::vector<Array<int64_t>> messages, int64_t table, int64_t num_tables) {
-    replies_.clear();
-    for (const Array<int64_t>& message : messages)
-      replies_.push_back(sections_of(message.data(), message.size(), num_tables).at(table));
-    messages_ = std::move(messages);
+  // Gives each table its part of the replies of all nodes; requests: as of messages_of().
+  static void set_replies(const std::vector<PyRoundRequest*>& requests, const std::vector<Array<int64_t>>& messages) {
+    for (PyRoundRequest* request : requests)
+      if (request) request->replies_.clear();
+    for (const Array<int64_t>& message : messages) {
+      const auto sections = sections_of(message.data(), message.size(), static_cast<int64_t>(requests.size()));
+      for (size_t table = 0; table < requests.size(); ++table)
+        if (requests[table]) requests[table]->replies_.push_back({sections[table], message});
+    }
   }
 
   void read_clocks(Array<int32_t> versions, Array<bool> fetched) const {
@@ -81,7 +84,7 @@ class PyRoundRequest {
     bool* mask = fetched.mutable_data();
     py::gil_scoped_release release;
     for (size_t i = 0; i < owners_.size(); ++i)
-      core_.read_clocks(owners_[i], bytes_of(i), kWord * replies_.at(i).num_words, clocks, mask);
+      core_.read_clocks(owners_[i], bytes_of(i), kWord * replies_.at(i).section.num_words, clocks, mask);
   }
 
   // Frees the replies.
@@ -94,14 +97,18 @@ class PyRoundRequest {
     {
       py::gil_scoped_release release;
       for (size_t i = 0; i < owners_.size(); ++i)
-        core_.place(owners_[i], bytes_of(i), kWord * replies_.at(i).num_words, places);
+        core_.place(owners_[i], bytes_of(i), kWord * replies_.at(i).section.num_words, places);
     }
     replies_.clear();
-    messages_.clear();
   }
 
  private:
-  const uint8_t* bytes_of(size_t node) const { return reinterpret_cast<const uint8_t*>(replies_.at(node).at); }
+  struct Reply {
+    Section section;         // this table's part
+    Array<int64_t> message;  // which has it
+  };
+
+  const uint8_t* bytes_of(size_t node) const { return reinterpret_cast<const uint8_t*>(replies_.at(node).section.at); }
 
   RouteView checked() const {
     if (known_) check_shape(*known_, "known", {num_});
@@ -121,9 +128,8 @@ class PyRoundRequest {
   std::vector<PyMessage> pushes_;
   std::vector<int64_t> dims_;
   RoundRequest core_;
-  std::vector<int64_t> words_;            // of the request to each node
-  std::vector<Array<int64_t>> messages_;  // replies of each node
-  std::vector<Section> replies_;          // and this table's part of them
+  std::vector<int64_t> words_;  // of the request to each node
+  std::vector<Reply> replies_;  // of each node
 };
 
 }  // namespace
@@ -180,8 +186,8 @@ void bind_round(py::module_& m) {
       .def_static("messages_of", &PyRoundRequest::messages_of, py::arg("requests"), py::arg("num_nodes"),
                   "A message (n,) int64 to each node, of the requests of several tables, None for one without.")
       .def("forget_pushes", &PyRoundRequest::forget_pushes, "Frees the pushes, which are written.")
-      .def("set_replies", &PyRoundRequest::set_replies, py::arg("messages"), py::arg("table"), py::arg("num_tables"),
-           "Takes the replies of all nodes: messages, of which the part of this table is read.")
+      .def_static("set_replies", &PyRoundRequest::set_replies, py::arg("requests"), py::arg("messages"),
+                  "Gives each of the requests, as of messages_of(), its part of the replies of all nodes.")
       .def("read_clocks", &PyRoundRequest::read_clocks, py::arg("versions").noconvert(), py::arg("fetched").noconvert(),
            "Sets the owners' clocks of the requested keys (n,) int32, and which rows came (n,) bool.")
       .def("place", &PyRoundRequest::place, py::arg("outs"),

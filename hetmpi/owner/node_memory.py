@@ -3,6 +3,7 @@ in files (row_files.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from mmap import PAGESIZE
 
@@ -111,9 +112,7 @@ class NodeMemory:
     def fence(self, what: str = "for all ranks to come as far"):
         """Barrier over all ranks. Stores made before it are visible to all ranks after it. what: reason for messages,
         as for StallWarning. Collective."""
-        self.sync()
-        self.world.meet(what)
-        self.sync()
+        fence_all([self], what)
 
     def sync(self):
         """Makes the stores of this rank visible, and those of others to it."""
@@ -124,6 +123,15 @@ class NodeMemory:
         self._stop()
         self.on_node, self.local, self._keeper = {}, None, None
         self._free()
+
+
+def fence_all(memories: Sequence[NodeMemory], what: str):
+    """NodeMemory.fence of several tables' memories, with one barrier. Collective."""
+    for memory in memories:
+        memory.sync()
+    memories[0].world.meet(what)
+    for memory in memories:
+        memory.sync()
 
 
 def check_pages(world: World, nbytes: int):

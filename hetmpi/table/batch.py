@@ -1,5 +1,5 @@
-"""Batch: one batch of keys through announce, read and write at s >= 1. Pull: the rows of one
-batch, or of several whose rows are requested together, on their way from the owners."""
+"""Batch: one batch of keys through announce, read and write at s >= 1. Pull: the rows of one batch, or of several whose
+rows are requested together, on their way from the owners."""
 
 from __future__ import annotations
 

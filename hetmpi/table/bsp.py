@@ -26,6 +26,7 @@ import torch
 from hetmpi import _C
 from hetmpi._C import Keys
 from hetmpi.owner.mailbox import Mailbox
+from hetmpi.owner.node_memory import fence_all
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import check_room
 from hetmpi.table.client import Client, TableContext, check_finite
@@ -182,11 +183,7 @@ class BspClient(Client):
         BspClient._settle(clients)
         if memories:
             with clients[0]._spans("drain"):
-                for memory in memories:
-                    memory.sync()
-                clients[0]._world.meet(f"in step {clients[0].step} for all ranks to apply the gradients")
-                for memory in memories:
-                    memory.sync()
+                fence_all(memories, f"in step {clients[0].step} for all ranks to apply the gradients")
 
     @staticmethod
     def _settle(clients: Sequence[BspClient]):

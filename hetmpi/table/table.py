@@ -258,7 +258,7 @@ class EmbeddingTable:
     def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True) -> Keys:
         self._check_open()
         for known in list(self._known):  # another thread may add to it
-            if known.tensor is keys and _C.are_same(known.array, keys.numpy()):
+            if known.tensor is keys and known.has_values(keys.numpy()):
                 return known
         if not torch.is_tensor(keys) or keys.dtype != torch.int64 or keys.dim() != 1 or not keys.is_cpu:
             raise UserError(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")

@@ -1,12 +1,12 @@
 """Channel: the requests of one table to owners on other nodes, and their replies, on any wire.
 
+An Exchange (exchange.py) asks and posts for all tables that are used together, and a Reply is what a table gets:
+
     ask      sends every server the pushes in front, and asks for the rows of its node; at s >= 1 each with the clock of
              the local copy
+    post     sends the gradients of a step; at s = 0, where a request for a later batch may go with them
     serve    where the wire has no thread: answers all clients
     receive  receives the replies
-    post     sends the gradients of a step; at s = 0, where a request for a later batch may go with them
-
-Tables that are used together ask and post together (exchange.py).
 
 The server decides, by the clocks of the owners, when it replies and which rows a reply has (cpp/wire/round.h). At
 s >= 1 it replies once it has applied the pushes in front of the request, with the clocks of all keys and the rows that
@@ -164,9 +164,8 @@ class Reply:
         self.packed = channel.packed(request)
         self.round: Round | None = None
 
-    def read(self, messages: list[np.ndarray], place: int, num_tables: int):
-        """Reads the message of each server. place: of the table's section among so many."""
-        self.packed.set_replies(messages, place, num_tables)
+    def read(self):
+        """Reads the clocks. REQUIRES: the messages of all servers are here (RoundRequest.set_replies)."""
         if self._clocks is not None:
             fetched = np.zeros(len(self._clocks), bool)
             self.packed.read_clocks(self._clocks, fetched)

@@ -133,27 +133,24 @@ class Exchange:
     def ask(self, replies: Mapping):
         """Sends every server the requests of channels: channel -> the Reply that it will have. Raises as check()."""
         self.check()
-        self._check_channels(replies)
         if replies:
-            self._rounds.append(Round(self._num_rounds, replies))
-            self._num_rounds += 1
             self._send(REQUEST, replies)
 
     def post(self, replies: Mapping):
         """Sends every server gradients of channels, and what those request that are for another reason than PUSHES.
         All ranks post equally often. replies: as in ask()."""
-        self._check_channels(replies)
-        awaited = {channel: reply for channel, reply in replies.items() if reply.reason != _C.PUSHES}
-        if awaited:
-            self._rounds.append(Round(self._num_rounds, awaited))
-            self._num_rounds += 1
         self._send(POST, replies)
         for reply in replies.values():
             reply.packed.forget_pushes()
 
     def _send(self, tag: int, replies: Mapping):
-        requests = [replies[channel].packed if channel in replies else None for channel in self.channels]
-        messages = _C.RoundRequest.messages_of(requests, len(self.rails.servers))
+        """Sends a message to every server, and begins a round if it awaits replies."""
+        self._check_channels(replies)
+        awaited = {channel: reply for channel, reply in replies.items() if reply.reason != _C.PUSHES}
+        if awaited:
+            self._rounds.append(Round(self._num_rounds, awaited))
+            self._num_rounds += 1
+        messages = _C.RoundRequest.messages_of(self._by_section(replies), len(self.rails.servers))
         self.num_messages += len(messages)
         self.num_bytes += 8 * sum(map(len, messages))
         self.wire.send(tag, dict(zip(self.rails.servers, messages)))
@@ -162,6 +159,10 @@ class Exchange:
             if self._is_exact:
                 self._expect(replies)
             self.wire.expect(tag, self.clients)
+
+    def _by_section(self, replies: Mapping) -> list[_C.RoundRequest | None]:
+        """The request of each channel, None for one that has no part."""
+        return [replies[channel].packed if channel in replies else None for channel in self.channels]
 
     def _expect(self, replies: Mapping):
         """Lets the server answer the next message of each client, which must be for the same reasons."""
@@ -245,9 +246,10 @@ class Exchange:
         while not round_.is_received:
             earlier = self._rounds[0]
             messages = self._receive_from(self.rails.servers, REPLY, earlier.arrived)
-            for place, channel in enumerate(self.channels):
+            _C.RoundRequest.set_replies(self._by_section(earlier.replies), messages)
+            for channel in self.channels:
                 if channel in earlier.replies:
-                    earlier.replies[channel].read(messages, place, len(self.channels))
+                    earlier.replies[channel].read()
             earlier.is_received, earlier.replies = True, {}  # breaks the reference cycle, which frees memory at once
             self._rounds.popleft()
         # Another rank may need the reply before it can come to this rank's next call.

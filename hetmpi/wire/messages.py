@@ -15,6 +15,7 @@ from hetmpi.wire.wire import Lines
 from hetmpi.world.mpi import MPI
 
 SECOND = 16  # added to the tag of a first piece
+QUARTERS = 5  # of the words of the message before: the most of a first piece
 
 
 class Messages:
@@ -39,7 +40,7 @@ class Messages:
             most, num = self._to_send[tag, partner], len(message)
             for piece, its_tag in ((message[:most], tag), (message[most:], tag + SECOND))[: 1 + (num > most)]:
                 self._sent.append((self._comm.Isend([piece, MPI.INT64_T], partner, its_tag), piece))
-            self._to_send[tag, partner] = num + num // 4
+            self._to_send[tag, partner] = num * QUARTERS // 4
 
     def expect(self, tag: int, partners: Sequence[int]):
         for partner in partners:
@@ -76,7 +77,7 @@ class Messages:
             matched.Recv([second, MPI.INT64_T])
             message = np.concatenate([message, second])
         del self._firsts[line]
-        self._to_receive[line] = len(message) + len(message) // 4
+        self._to_receive[line] = len(message) * QUARTERS // 4
         return message
 
     def publish(self) -> bool:
