@@ -68,7 +68,7 @@ def parsed_json(text: str | bytes, place: str, most_depth: int = MOST_DEPTH):
         value = json.loads(text, parse_constant=refuse_constant)
         check_values(value, most_depth)
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply to be parsed
-        why = "nested too deeply" if isinstance(error, RecursionError) else one_line(str(error), 200)
+        why = "nested too deeply" if isinstance(error, RecursionError) else one_line(error, 200)
         raise UserError(f"{place} is not JSON ({why})") from error
     return value
 
@@ -91,4 +91,4 @@ def refuse_constant(name: str):
 
 def shown(path: str | Path) -> str:
     """A path in one line of a message."""
-    return one_line(str(path), 400)
+    return one_line(path, 400)

@@ -110,7 +110,7 @@ def check_number(name: str, value, least: float, most: float = LARGEST, kinds=nu
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < float("inf"):
         is_whole = isinstance(value, float) and value.is_integer() and least <= value <= most
         cure = f": write {value:.0f}, without point or exponent" if is_whole else ""
-        raise UserError(f"{name} must be {kind} of at least {least}, got {one_line(str(value), 100)}{cure}")
+        raise UserError(f"{name} must be {kind} of at least {least}, got {one_line(value, 100)}{cure}")
     if value > most and (most < LARGEST or isinstance(value, numbers.Integral)):  # LARGEST limits integers only
         raise UserError(f"{name} must be at most {most:,}, got {one_line(f'{value:,}', 100)}")
 
@@ -118,11 +118,11 @@ def check_number(name: str, value, least: float, most: float = LARGEST, kinds=nu
 def check_choice(name: str, value: str, choices):
     """Raises ValueError if `value` is none of `choices`."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {one_line(str(value), 100)}")
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {one_line(value, 100)}")
 
 
-def one_line(text: str, most: int = 200) -> str:
-    """A text from a file or the command line as part of one line: characters that cannot be printed are escaped, and
+def one_line(value: object, most: int = 200) -> str:
+    """A value from a file or the command line as part of one line: characters that cannot be printed are escaped, and
     what is longer than `most` is cut."""
-    text = printable(text[: most + 1])
+    text = printable(str(value)[: most + 1])
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -40,7 +40,7 @@ def main(arguments: list[str]):
     try:
         check_paths("RUN", folders, {"out": "".join(outs)})
         out = write_report([Path(folder) for folder in folders], Path(outs[0]) if outs else default)
-        print(f"wrote {one_line(str(out), 4096)}")
+        print(f"wrote {one_line(out, 4096)}")
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
 

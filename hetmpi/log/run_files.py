@@ -190,7 +190,7 @@ def check_figures(values: dict, place: str, cure: str):
         elif key == "lags" and not (isinstance(value, list) and len(value) <= MOST_BINS and all(map(is_count, value))):
             wrong = f"a list of at most {MOST_BINS} counts"
         if wrong:
-            raise UserError(f"{place}: {key} must be {wrong}, got {one_line(str(value), 80)}: {cure}")
+            raise UserError(f"{place}: {key} must be {wrong}, got {one_line(value, 80)}: {cure}")
 
 
 def is_count(value) -> bool:

@@ -77,7 +77,7 @@ def make(config: DictConfig, **arguments):
             return factory_of(config, target)(**arguments)
         except TypeError as error:
             if target.startswith("torch.nn.") and not is_of_the_call(error):  # it takes tensors
-                raise UserError(f"{target}: {one_line(str(error))}: the keys must be numbers or words") from error
+                raise UserError(f"{target}: {one_line(error)}: the keys must be numbers or words") from error
             if not is_of_the_call(error):
                 raise
             cure = "the keys must be the arguments of its constructor"
@@ -89,7 +89,7 @@ def make(config: DictConfig, **arguments):
         except UserError as refusal:
             if len(str(refusal)) <= LONGEST_REFUSAL:
                 raise
-            raise UserError(one_line(str(refusal), LONGEST_REFUSAL)) from refusal  # it shows a long value
+            raise UserError(one_line(refusal, LONGEST_REFUSAL)) from refusal  # it shows a long value
         except ValueError as error:
             if not target.startswith("hetmpi.models."):
                 raise

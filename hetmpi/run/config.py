@@ -151,7 +151,7 @@ def removal(text: str) -> str | None:
 
 
 def not_a_group(name: str, value) -> str:
-    return f"{name} must be a group of settings, got {one_line(str(value), 100)}: set {name}.NAME"
+    return f"{name} must be a group of settings, got {one_line(value, 100)}: set {name}.NAME"
 
 
 def refusal_of(setting: Declared, text: str, kind: str | None) -> str:
@@ -185,7 +185,7 @@ def check(config: DictConfig):
     config.table.exchange = current_name(config.table.exchange, warns=True)
     known = {setting.key for setting in declared()} | set(GROUPS)
     for group in GROUPS:
-        unknown = sorted({f"{group}.{one_line(str(key), 100)}" for key in OmegaConf.select(config, group)} - known)
+        unknown = sorted({f"{group}.{one_line(key, 100)}" for key in OmegaConf.select(config, group)} - known)
         if unknown:
             names = ", ".join(unknown)
             raise UserError(f"settings: {removal(names) or f'there is no {names}'}. {WHERE}")
@@ -224,11 +224,11 @@ def check_value(setting: Declared, value):
         check_number(setting.key, value, setting.least, setting.most)
     elif setting.kind is bool:
         if not isinstance(value, bool):
-            raise UserError(f"{setting.key} must be true or false, got {one_line(str(value), 100)}")
+            raise UserError(f"{setting.key} must be true or false, got {one_line(value, 100)}")
     elif setting.choices is None:
         if not isinstance(value, str) or not value:
             cure = ": write a number as ./NUMBER" if setting.noun == "path" else ""
-            raise UserError(f"{setting.key} must be a {setting.noun}, got '{one_line(str(value), 100)}'{cure}")
+            raise UserError(f"{setting.key} must be a {setting.noun}, got '{one_line(value, 100)}'{cure}")
         if setting.noun == "path":
             check_path(setting.key, value)
     elif not (setting.takes_class and "." in str(value)):

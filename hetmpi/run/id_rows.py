@@ -305,7 +305,7 @@ def of_export(path: Path):
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{shown(path)} is no export of rows by id: {one_line(str(error))}: {CURE}") from error
+        raise UserError(f"{shown(path)} is no export of rows by id: {one_line(error)}: {CURE}") from error
 
 
 def check_sum(path: Path, said: dict, digest: str):

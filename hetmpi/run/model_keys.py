@@ -20,22 +20,22 @@ def check_model(model: DictConfig):
         return
     kinds = argument_kinds(model._target_)
     for key, value in model.items():
-        name, is_list = f"settings: model.{one_line(str(key), 100)}", isinstance(value, ListConfig)
+        name, is_list = f"settings: model.{one_line(key, 100)}", isinstance(value, ListConfig)
         if kinds.get(key) is bool:
             if not isinstance(value, bool):
-                raise UserError(f"{name} must be true or false, got {one_line(str(value), 100)}")
+                raise UserError(f"{name} must be true or false, got {one_line(value, 100)}")
         elif key.endswith("dropout"):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-                raise UserError(f"{name} must be a number from 0 to below 1, got {one_line(str(value), 100)}")
+                raise UserError(f"{name} must be a number from 0 to below 1, got {one_line(value, 100)}")
         elif kinds.get(key) is float:
             check_number(name, value, -LARGEST_NUMBER, LARGEST_NUMBER)
         elif key in kinds and is_list != (get_origin(kinds[key]) is list):
             kind = "a number" if is_list else "a list"
-            raise UserError(f"{name} must be {kind}, got {one_line(str(value), 100)}")
+            raise UserError(f"{name} must be {kind}, got {one_line(value, 100)}")
         elif get_args(kinds.get(key)) == (str,):
             for one in value:
                 if not isinstance(one, str):
-                    raise UserError(f"settings: each of model.{key} must be a name, got {one_line(str(one), 100)}")
+                    raise UserError(f"settings: each of model.{key} must be a name, got {one_line(one, 100)}")
         elif is_list:
             check_integer(f"{name}: the number of its entries", len(value), 0, MOST_LAYERS)
             for size in value:  # of a layer; or the number of a field

@@ -146,12 +146,12 @@ class ClickThroughRate(Task):
         values."""
         if self.predicts_numbers or self.classes:
             kind = self.source.label_kind
-            raise UserError(f"eval.group={one_line(str(group))} is for labels 0 or 1, data.label_kind is {kind}")
+            raise UserError(f"eval.group={one_line(group)} is for labels 0 or 1, data.label_kind is {kind}")
         names = [feature.name for feature in self.features or [] if feature.pool is None]
         if group not in names:
             known = ", ".join(names[:20]) or "none, as features have no names"
             raise UserError(
-                f"eval.group={one_line(str(group))} must name a categorical column of one value: {self.source.name} "
+                f"eval.group={one_line(group)} must name a categorical column of one value: {self.source.name} "
                 f"has {known}"
             )
         return names.index(group)
@@ -189,8 +189,7 @@ class ClickThroughRate(Task):
                 if name not in known:
                     there = one_line(", ".join(known), 300) or "none"
                     raise UserError(
-                        f"{type(model).__name__}: {one_line(str(name))} must be {kind}, and {self.source.name} has "
-                        f"{there}"
+                        f"{type(model).__name__}: {one_line(name)} must be {kind}, and {self.source.name} has {there}"
                     )
 
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:

@@ -189,7 +189,7 @@ class LinkPrediction(Task):
         flags = {"reciprocal": reciprocal, "local_negatives": local_negatives, "filtered": filtered}
         for name, value in flags.items():
             if not isinstance(value, bool):
-                raise UserError(f"task.{name} must be true or false, got {one_line(str(value))}")
+                raise UserError(f"task.{name} must be true or false, got {one_line(value)}")
         check_number("task.degree_share", degree_share, 0, 1)
         check_number("task.penalty", penalty, 0)
         check_integer("task.penalty_norm", penalty_norm, 1, 3)

@@ -90,7 +90,7 @@ class ClassLoss(torch.nn.Module):
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != len(names):
             raise UserError(
                 f"loss.class_weights must have a number for each of the {len(names)} classes, "
-                f"{one_line(', '.join(names))}, or be a mapping, got {one_line(str(self.class_weights))}"
+                f"{one_line(', '.join(names))}, or be a mapping, got {one_line(self.class_weights)}"
             )
         for value in given:
             check_number("each of loss.class_weights", value, 0)

@@ -102,7 +102,7 @@ def check_columns(model: torch.nn.Module, known: Mapping[str, Feature], dense_na
     for name in (*model.query, *model.item):
         if name not in known and name not in dense_names:
             there = one_line(", ".join([*known, *dense_names]), 300)
-            raise UserError(f"{kind}: no column is named {one_line(str(name))}, the data have {there}")
+            raise UserError(f"{kind}: no column is named {one_line(name)}, the data have {there}")
     for key, names in (("query", model.query), ("item", model.item)):
         if len(set(names)) < len(names):
             raise UserError(f"{kind}: model.{key} must name each column once, got {one_line(', '.join(names))}")

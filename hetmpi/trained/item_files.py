@@ -49,7 +49,7 @@ def export_items(checkpoint: Path, out: Path, kind: str, given: Mapping[str, str
     with part_of(path) as part, cannot_write(path), open(part, "wb") as file:
         np.save(file, vectors)
     with part_of(names) as part, cannot_write(names):
-        part.write_text("".join(f"{one_line(str(value), 1 << 20)}\n" for value in values.to_pylist()), encoding="utf-8")
+        part.write_text("".join(f"{one_line(value, 1 << 20)}\n" for value in values.to_pylist()), encoding="utf-8")
     return {path: about, names: "their values"}
 
 

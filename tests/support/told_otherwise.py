@@ -69,7 +69,8 @@ def text_of(rng, value, separator):
 
 def write_parquet(rng, rows, names, path):
     columns = {name: [row[name] for row in rows] for name in names}
-    are_integers = all(one is None or one.isdecimal() for lists in columns["viewed"] for one in lists)
+    values = [*columns["item"], *(one for lists in columns["viewed"] for one in lists if one is not None)]
+    are_integers = all(value.isdecimal() for value in values)
     if are_integers and rng.random() < 0.5:
         columns["viewed"] = [[None if one is None else int(one) for one in lists] for lists in columns["viewed"]]
         columns["item"] = [int(one) for one in columns["item"]] if rng.random() < 0.5 else columns["item"]

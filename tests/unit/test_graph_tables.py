@@ -100,6 +100,16 @@ def test_an_index_of_pandas_has_the_ids_or_is_not_read(tmp_path, right, form, in
     assert told(opened(tmp_path / "kg", {index: nodes.pop("id"), **nodes}, form=form)) == right
 
 
+def test_a_table_of_one_column_lacks_the_others(tmp_path):
+    with pytest.raises(UserError, match="there is no column label, it has id"):
+        opened(tmp_path, "id\n7\n3\n")
+
+
+def test_values_divided_by_two_characters_are_refused_in_one_line(tmp_path):
+    with pytest.raises(UserError, match="divided by '::', write a comma between them"):
+        opened(tmp_path, nodes_of(), edges="src::dst\n7::3\n")
+
+
 def test_rows_are_numbered_only_where_src_and_dst_can_be_their_numbers(tmp_path):
     edges = edges_of([(0, 1), (5, 2)])
     source = opened(tmp_path / "numbers", nodes_of(id=None), edges)

@@ -281,7 +281,7 @@ def type_text(values: pa.Array) -> str:
 
 
 def value_text(value: pa.Scalar) -> str:
-    return one_line(str(value), 100)
+    return one_line(value, 100)
 
 
 Remark = Callable[[str], None]  # takes a line for the user

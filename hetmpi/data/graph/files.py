@@ -60,7 +60,7 @@ class GraphFiles(GraphData):
             check_flag(name, value)
         for name, value in (("id", id), ("label_separator", label_separator)):
             if value is not None and not isinstance(value, str):
-                raise UserError(f"data.{name} must be a text, got {one_line(str(value))}")
+                raise UserError(f"data.{name} must be a text, got {one_line(value)}")
         if (train_per_class is None) != (valid_per_class is None):
             raise UserError("give both data.train_per_class and data.valid_per_class, or neither")
         if train_per_class is not None:
@@ -144,5 +144,5 @@ def texts_of(name: str, values) -> tuple[str, ...]:
     if values is None:
         return ()
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise UserError(f"data.{name} must be a list, as in data.{name}=[a,b], got {one_line(str(values))}")
+        raise UserError(f"data.{name} must be a list, as in data.{name}=[a,b], got {one_line(values)}")
     return tuple(map(str, values))

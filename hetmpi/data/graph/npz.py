@@ -71,7 +71,7 @@ def read_npz(path: str, undirected: bool, remark: Remark) -> RawGraph:
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and numpy raise many kinds for a crafted file
-        raise DataError(f"{what} is no complete .npz file: {one_line(str(error))}") from error
+        raise DataError(f"{what} is no complete .npz file: {one_line(error)}") from error
     if others:
         remark(f"{what}: arrays that are not read: {one_line(', '.join(others))}")
     return raw_of(arrays, what, undirected)
@@ -107,7 +107,7 @@ def read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> np
     expected = begin + math.prod(shape) * dtype.itemsize
     if dtype.hasobject or min(shape, default=0) < 0 or expected != info.file_size:
         raise DataError(
-            f"{what} of {one_line(str(dtype), 80)} and shape {one_line(str(shape), 80)} must have {expected:,} "
+            f"{what} of {one_line(dtype, 80)} and shape {one_line(shape, 80)} must have {expected:,} "
             f"bytes, its entry has {info.file_size:,}"
         )
     with archive.open(info) as file:

@@ -102,7 +102,7 @@ def relations_in(raw: str, sizes: dict[str, int]) -> list[tuple[str, str, str]]:
 def size_of(value, path: str) -> int:
     """The number of nodes of a kind. Raises DataError for what is none."""
     if not str(value).isdecimal() or not 0 < int(value) < MOST_NODES:
-        raise DataError(f"{shown(path)} must hold numbers of nodes from 1 to 2^31 - 1, it holds {one_line(str(value))}")
+        raise DataError(f"{shown(path)} must hold numbers of nodes from 1 to 2^31 - 1, it holds {one_line(value)}")
     return int(value)
 
 

@@ -45,6 +45,8 @@ def read_lines(path: str, delimiter: str | None = None) -> pa.Table:
     UserError."""
     open_regular(path).close()
     delimiter = delimiter or guess_delimiter(path, head_of(path))
+    if len(delimiter) > 1:
+        raise DataError(f"data.path: {shown(path)} has values divided by {delimiter!r}, write a comma between them")
     as_texts = csv.ConvertOptions(column_types=dict.fromkeys(map("f{}".format, range(MOST_COLUMNS)), pa.large_string()))
     table = read_csv_file(
         path, csv.ReadOptions(autogenerate_column_names=True), csv.ParseOptions(delimiter=delimiter), as_texts

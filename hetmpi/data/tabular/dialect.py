@@ -46,10 +46,10 @@ class Dialect:
         if self.encoding is not None and not is_encoding(self.encoding):
             raise UserError(
                 f"data.encoding must be that of a text, as utf-8, latin-1, cp1252, utf-16 or gb18030, got "
-                f"{one_line(str(self.encoding), 100)}"
+                f"{one_line(self.encoding, 100)}"
             )
         if self.decimal not in (None, POINT, COMMA):
-            raise UserError(f'data.decimal must be "." or ",", got {one_line(str(self.decimal), 100)}')
+            raise UserError(f'data.decimal must be "." or ",", got {one_line(self.decimal, 100)}')
         if self.decimal == COMMA == divider:
             raise UserError('data.decimal="," cannot be the delimiter too: give data.delimiter=";" or another')
 

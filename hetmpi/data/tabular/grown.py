@@ -109,8 +109,8 @@ def check_rules(before: Encoder, reading: Reading, rules: Sequence[Rule]) -> Non
             had = setting_of(column, key)
             if (texts_of(key, value) if key == "missing" else plain(value)) != had:
                 raise DataError(
-                    f"init_from: column {one_line(column.name)} had {key}: {one_line(str(had))} in the run before, "
-                    f"data.columns has {one_line(str(value))}: give the same rules, or none"
+                    f"init_from: column {one_line(column.name)} had {key}: {one_line(had)} in the run before, "
+                    f"data.columns has {one_line(value)}: give the same rules, or none"
                 )
 
 

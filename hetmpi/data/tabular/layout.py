@@ -450,11 +450,12 @@ def type_of(kind: pa.DataType) -> str:
 
 
 def guess_delimiter(path: str, head: bytes) -> str:
-    """By the file's name, else the most frequent candidate of the first line."""
+    """By the file's name, else the most frequent candidate of the first line; a comma if there is none."""
     if ".tsv" in path.lower():
         return "\t"
     first = head.lstrip(b"\r\n").partition(b"\n")[0]
-    return max(DELIMITERS, key=lambda one: first.count(one.encode()))
+    found = [one for one in DELIMITERS if one.encode() in first]
+    return max(found, key=lambda one: first.count(one.encode()), default=",")
 
 
 def check_names(path: str, head: bytes, names, delimiter: str, quote: str | None):

@@ -133,13 +133,11 @@ def read_rule(settings: dict) -> Rule:
     names = settings.get("name")
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        raise UserError(
-            f"data.columns: each rule needs a name, a list of names, or a glob, got {one_line(str(settings))}"
-        )
+        raise UserError(f"data.columns: each rule needs a name, a list of names, or a glob, got {one_line(settings)}")
     rule = Rule(tuple(names), {key: value for key, value in settings.items() if key != "name" and value is not None})
     for key in rule.settings:
         if key not in KEYS:
-            raise UserError(f"{rule}: there is no key {one_line(str(key), 100)}: {near(str(key), KEYS)}")
+            raise UserError(f"{rule}: there is no key {one_line(key, 100)}: {near(str(key), KEYS)}")
     check_values(rule)
     return rule
 
@@ -148,29 +146,29 @@ def check_values(rule: Rule):
     """Raises UserError for an impossible value of a key."""
     known = rule.settings
     if known.get("kind", ID) not in (ID, NUMBER, DROP):
-        raise UserError(f"{rule}: kind must be id, number or drop, got {one_line(str(known['kind']))}")
+        raise UserError(f"{rule}: kind must be id, number or drop, got {one_line(known['kind'])}")
     if known.get("rows", AUTO) not in (AUTO, OPEN):
         check_integer(f"{rule}: rows (a number, auto or open)", known["rows"], 1)
     if known.get("evict", LFU) not in EVICT:
-        raise UserError(f"{rule}: evict must be one of {', '.join(EVICT)}, got {one_line(str(known['evict']))}")
+        raise UserError(f"{rule}: evict must be one of {', '.join(EVICT)}, got {one_line(known['evict'])}")
     if "max_rows" in known:
         check_integer(f"{rule}: max_rows", known["max_rows"], 1, MOST_ROWS)
     for key in ("min_count", "expire_steps", "max_len", "dim"):
         if key in known:
             check_integer(f"{rule}: {key}", known[key], 1)
     if not isinstance(known.get("hash", True), bool):
-        raise UserError(f"{rule}: hash must be true or false, got {one_line(str(known['hash']))}")
+        raise UserError(f"{rule}: hash must be true or false, got {one_line(known['hash'])}")
     for key in ("share", "separator", "weights"):
         if not isinstance(known.get(key, "x"), str) or not known.get(key, "x"):
             raise UserError(f"{rule}: {key} must be text, got {one_line(repr(known[key]))}")
     if known.get("pool", POOLS[0]) not in POOLS:
-        raise UserError(f"{rule}: pool must be one of {', '.join(POOLS)}, got {one_line(str(known['pool']))}")
+        raise UserError(f"{rule}: pool must be one of {', '.join(POOLS)}, got {one_line(known['pool'])}")
     if known.get("keep", FIRST) not in (FIRST, LAST):
-        raise UserError(f"{rule}: keep must be {FIRST} or {LAST}, got {one_line(str(known['keep']))}")
+        raise UserError(f"{rule}: keep must be {FIRST} or {LAST}, got {one_line(known['keep'])}")
     for key in ("optim", "cache"):
         if not isinstance(known.get(key, {}), dict):
             raise UserError(
-                f"{rule}: {key} must be settings, as in {key}: {{rows_lr: 0.1}}, got {one_line(str(known[key]))}"
+                f"{rule}: {key} must be settings, as in {key}: {{rows_lr: 0.1}}, got {one_line(known[key])}"
             )
     check_transform(rule, known.get("transform", AUTO))
     texts_of(f"{rule}: missing", known.get("missing"))
@@ -355,7 +353,7 @@ def texts_of(key: str, values) -> tuple[str, ...] | None:
     if values is None:
         return None
     if not isinstance(values, list) or not all(isinstance(v, (str, int, float)) for v in values):
-        raise UserError(f"{key} must be a list of texts, got {one_line(str(values))}")
+        raise UserError(f"{key} must be a list of texts, got {one_line(values)}")
     texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in values)  # as Arrow writes them
     return tuple(text.strip() for text in texts)
 

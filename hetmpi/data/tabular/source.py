@@ -152,7 +152,7 @@ class Tabular:
                 "labels, or data.follow=true, the label must be of another kind"
             )
         if label is not None and label_kind == NO_LABEL:
-            raise UserError(f"data.label={one_line(str(label))}: data.label_kind=none is for rows without one")
+            raise UserError(f"data.label={one_line(label)}: data.label_kind=none is for rows without one")
         self.path, self.max_bad_rows, self.cached_groups = path, max_bad_rows, cached_groups
         self.seed = seed & 0xFFFFFFFFFFFFFFFF  # numpy rejects negative seeds
         self.labels, self.label_kind, self.valid_rule = labels_of(label), label_kind, check_valid(plain(valid))
@@ -706,7 +706,7 @@ def labels_of(label) -> tuple[str, ...]:
         return () if label is None else (label,)
     names = plain(label)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        raise UserError(f"data.label must be the name of a column, or a list of names, got {one_line(str(label))}")
+        raise UserError(f"data.label must be the name of a column, or a list of names, got {one_line(label)}")
     if len(set(names)) < len(names):
         raise UserError(f"data.label: names must differ, got {one_line(', '.join(names))}")
     return tuple(names)
@@ -721,7 +721,7 @@ def weights_of(weights) -> tuple[float, ...] | None:
         type(weight) in (int, float) and math.isfinite(weight) and weight >= 0 for weight in weights
     )
     if not is_good or not sum(weights):
-        raise UserError(f"data.label_weights must be numbers of at least 0, not all 0, got {one_line(str(weights))}")
+        raise UserError(f"data.label_weights must be numbers of at least 0, not all 0, got {one_line(weights)}")
     return tuple(map(float, weights))
 
 
@@ -745,7 +745,7 @@ def check_last(valid: dict):
         )
     check_text("valid: column", valid["column"], "the name of a column")
     if valid.get("unit") not in (None, *UNITS):
-        raise UserError(f"data.valid: unit must be {UNIT_LIST}, got {one_line(str(valid['unit']))}")
+        raise UserError(f"data.valid: unit must be {UNIT_LIST}, got {one_line(valid['unit'])}")
     if not isinstance(valid["last"], str):
         check_integer("data.valid: last", valid["last"], 1)
         if valid.get("unit") is not None:

@@ -104,7 +104,7 @@ def refuse_mixed(folder: str):
 def checked_order(columns: tuple[str, ...]) -> tuple[str, ...]:
     if sorted(columns) != sorted(NAMES_ORDER):
         raise DataError(
-            f"data.columns must be h, r and t in the order of the files, as [h,r,t], got {one_line(str(columns))}"
+            f"data.columns must be h, r and t in the order of the files, as [h,r,t], got {one_line(columns)}"
         )
     return columns
 

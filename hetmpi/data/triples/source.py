@@ -181,7 +181,7 @@ class TripleFiles(TripleData):
         is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
         names = tuple(map(str, columns)) if is_list else ()
         if columns is not None and len(set(names)) != 3:
-            raise UserError(f"data.columns must be three names, as [h,r,t], got {one_line(str(columns))}")
+            raise UserError(f"data.columns must be three names, as [h,r,t], got {one_line(columns)}")
         if delimiter is not None:
             delimiter = str(delimiter).replace("\\t", "\t")
             if len(delimiter) != 1 or not delimiter.isascii():
