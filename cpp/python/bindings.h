@@ -18,6 +18,7 @@ void bind_ring(py::module_& m);
 void bind_step_reducer(py::module_& m);
 void bind_push_applier(py::module_& m);
 void bind_round(py::module_& m);
+void bind_exchange(py::module_& m);
 void bind_line(py::module_& m);
 void bind_ring_writer(py::module_& m);  // after bind_round, whose arrays it takes
 void bind_row_cache(py::module_& m);

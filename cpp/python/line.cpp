@@ -13,7 +13,7 @@
 
 #include "python/arrays.h"
 #include "python/bindings.h"
-#include "python/round_server.h"
+#include "python/wire_arrays.h"
 #include "wire/window_thread.h"
 
 namespace hetmpi {
@@ -63,68 +63,26 @@ class PyLineReader {
   LineReader core_;
 };
 
-// The words of a Python array, which is freed once nothing uses them.
-Words words_in(Array<int64_t> message) {
-  check_shape(message, "message", {-1});
-  const int64_t* at = message.data();
-  const auto num = static_cast<int64_t>(message.shape(0));
-  const auto free = [](Array<int64_t>* kept) {
-    py::gil_scoped_acquire acquire;
-    delete kept;
-  };
-  return {at, num, std::shared_ptr<Array<int64_t>>(new Array<int64_t>(std::move(message)), free)};
-}
-
-Array<int64_t> array_of(Words words) {
-  const int64_t *at = words.at, num = words.num;
-  auto* kept = new Words(std::move(words));
-  const py::capsule owner(kept, [](void* of) { delete static_cast<Words*>(of); });
-  return Array<int64_t>(num, at, owner);
-}
-
-class PyServer {
- public:
-  PyServer(std::vector<int64_t> ranks, int64_t own, bool in_rounds) : core_(std::move(ranks), own, in_rounds) {}
-
-  void set_tables(const std::vector<PyRoundServer*>& tables) {
-    std::vector<RoundServer*> cores;
-    for (PyRoundServer* table : tables) cores.push_back(table ? &table->core() : nullptr);
+// The replies that are made: a client's place and a message, each.
+std::vector<std::tuple<size_t, Array<int64_t>>> proceed(Server& server) {
+  std::vector<std::pair<size_t, Words>> replies;
+  {
     py::gil_scoped_release release;
-    core_.set_tables(std::move(cores));
+    server.proceed();
+    Words reply;
+    for (size_t i = 0; i < server.num_clients(); ++i)
+      while (server.take(i, &reply)) replies.emplace_back(i, std::move(reply));
   }
-
-  void put(size_t client, Array<int64_t> message) {
-    Words words = words_in(std::move(message));
-    py::gil_scoped_release release;
-    core_.put(client, std::move(words));
-  }
-
-  // The replies that are made: a client's place and a message, each.
-  std::vector<std::tuple<size_t, Array<int64_t>>> proceed() {
-    std::vector<std::pair<size_t, Words>> replies;
-    {
-      py::gil_scoped_release release;
-      core_.proceed();
-      Words reply;
-      for (size_t i = 0; i < core_.num_clients(); ++i)
-        while (core_.take(i, &reply)) replies.emplace_back(i, std::move(reply));
-    }
-    std::vector<std::tuple<size_t, Array<int64_t>>> found;
-    for (auto& [client, words] : replies) found.emplace_back(client, array_of(std::move(words)));
-    return found;
-  }
-
-  Server& core() { return core_; }
-
- private:
-  Server core_;
-};
+  std::vector<std::tuple<size_t, Array<int64_t>>> found;
+  for (auto& [client, words] : replies) found.emplace_back(client, array_of(std::move(words)));
+  return found;
+}
 
 class PyWindowThread {
  public:
   // memory: of all lines; a client's requests, then its replies, each a header and a ring of `capacity` words.
-  PyWindowThread(PyServer* server, Array<uint8_t> memory, int64_t capacity)
-      : core_(&server->core(), lines_in(memory, capacity, server->core().num_clients()), capacity) {}
+  PyWindowThread(Server* server, Array<uint8_t> memory, int64_t capacity)
+      : core_(server, lines_in(memory, capacity, server->num_clients()), capacity) {}
 
   void stop() {
     py::gil_scoped_release release;
@@ -166,22 +124,25 @@ void bind_line(py::module_& m) {
       .def_property_readonly("tail", &PyLineReader::tail, "Words taken.")
       .def_property_readonly("next_words", &PyLineReader::next_words,
                              "Words of the next frame, as far as it is known, otherwise 0.");
-  m.attr("NO_SECTION") = kNoSection;
-  py::class_<PyServer>(m, "Server", "Takes the messages of clients and makes the replies (cpp/wire/server.h).")
+  py::class_<Server>(m, "Server", "Takes the messages of clients and makes the replies (cpp/wire/server.h).")
       .def(py::init<std::vector<int64_t>, int64_t, bool>(), py::arg("ranks"), py::arg("own"), py::arg("in_rounds"),
            "ranks: of the clients; own: this rank; in_rounds: whether all ranks make the same calls.")
-      .def("set_tables", &PyServer::set_tables, py::arg("tables"),
-           "tables: RoundServers, in the order of their sections; None for one that has left.")
       .def(
-          "expect", [](PyServer& of, std::vector<int64_t> reasons) { of.core().expect(std::move(reasons)); },
-          py::arg("reasons"), "In rounds: of each table in this rank's next message; NO_SECTION where it has no part.")
-      .def("put", &PyServer::put, py::arg("client"), py::arg("message").noconvert(),
-           "A message (n,) int64 of the client at this place, which must not be changed any more.")
-      .def("proceed", &PyServer::proceed, "Applies and answers what can be; returns (client's place, reply) of each.")
-      .def_property_readonly(
-          "num_answered", [](PyServer& of) { return of.core().num_answered(); }, "Replies made to each client.");
+          "length_of", [](Server& of, const Array<int64_t>& begin) { return of.length_of(begin.data(), begin.size()); },
+          py::arg("begin").noconvert(),
+          "Words of the message that begins with these (n,) int64; None if they are too few to tell.")
+      .def(
+          "put",
+          [](Server& of, size_t client, Array<int64_t> message) {
+            Words words = words_in(std::move(message));
+            py::gil_scoped_release release;
+            of.put(client, std::move(words));
+          },
+          py::arg("client"), py::arg("message").noconvert(),
+          "A message (n,) int64 of the client at this place, which must not be changed any more.")
+      .def("proceed", &proceed, "Applies and answers what can be; returns (client's place, reply) of each.");
   py::class_<PyWindowThread>(m, "WindowThread", "Serves the lines of a window (cpp/wire/window_thread.h).")
-      .def(py::init<PyServer*, Array<uint8_t>, int64_t>(), py::arg("server"), py::arg("memory").noconvert(),
+      .def(py::init<Server*, Array<uint8_t>, int64_t>(), py::arg("server"), py::arg("memory").noconvert(),
            py::arg("capacity"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def("stop", &PyWindowThread::stop, "Ends the thread.")
       .def("check", &PyWindowThread::check, "Raises the error that has ended the thread.");

@@ -44,6 +44,7 @@ PYBIND11_MODULE(_C, m) {
   bind_push_applier(m);
   bind_round(m);
   bind_line(m);
+  bind_exchange(m);
   bind_ring_writer(m);
   bind_row_cache(m);
   bind_id_map(m);

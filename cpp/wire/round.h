@@ -1,4 +1,4 @@
-// Round: what a rank asks of the owners on one other node, and their reply, for one table (hetmpi/wire/channel.py).
+// Round: what a rank asks of the owners on one other node, and their reply, for one table (exchange.h).
 // The request goes to one rank of that node, its server, which shares memory with all owners there: it writes their
 // rings and reads their shards.
 //

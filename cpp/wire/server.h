@@ -1,6 +1,6 @@
 // Server: takes the messages of the clients of this rank, has their pushes applied, and makes the replies. It does no
 // I/O and never waits: whoever receives messages puts them in, calls proceed(), and sends what take() returns. By
-// messages that is the rank's main thread (hetmpi/wire/exchange.py), by windows a thread of its own (window_thread.h).
+// messages that is the rank's main thread (exchange.h), by windows a thread of its own (window_thread.h).
 //
 // A message has a section of each table (sections.h). Its pushes are applied, by this rank or by the owners to whose
 // rings they go on, before its rows are read; at s = 0 those of all ranks. A message of pushes alone gets no reply.
@@ -20,6 +20,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -57,6 +58,15 @@ class Server {
   void set_tables(std::vector<RoundServer*> tables) {
     std::lock_guard<std::mutex> hold(lock_);
     tables_ = std::move(tables);
+  }
+
+  // Words of the message that begins with these words (n), of which there may be more; none if they are too few to
+  // tell.
+  std::optional<int64_t> length_of(const int64_t* begin, int64_t n) {
+    std::lock_guard<std::mutex> hold(lock_);
+    const auto num_tables = static_cast<int64_t>(tables_.size());
+    if (n < num_tables) return std::nullopt;
+    return message_words(begin, num_tables);
   }
 
   // In rounds: the reason of each table in this rank's next message.

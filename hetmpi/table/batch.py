@@ -11,7 +11,6 @@ import torch
 
 from hetmpi import _C
 from hetmpi._C import Keys
-from hetmpi.wire.channel import Reply
 
 MOST_AHEAD = 4  # batches announced and not read yet
 NO_ROWS = np.empty((0, 0), np.float32)
@@ -88,9 +87,10 @@ class Batch(CacheLines):
 class Pull(CacheLines):
     """The rows of one or several batches. From phase READ on, all lines of the batches are there.
 
-    near           the route of the keys that are read on this node when the reply is: of a single batch all, of several
-                   those that may be cached. The others are read with their batch. is_decided: mask of all but these
-    reply          of other nodes, in phases REQUESTED and SERVED
+    near           the route of the keys that are read on this node when the replies are: of a single batch all, of
+                   several those that may be cached. The others are read with their batch. is_decided: mask of all but
+                   these
+    request        to other nodes, in phases REQUESTED and SERVED
     rows, states   in phase READ: (num, dim) and (num, preview_dim) float32, those of keys without a line
     is_uncached    of several batches: mask (num,) bool of the keys of other nodes that have got no line; None before
     num_previewed  messages that were held, and are previewed on these rows"""
@@ -98,7 +98,7 @@ class Pull(CacheLines):
     def reset(self):
         super().reset()
         self.near, self.is_decided = self.keys.local_route, self.keys.is_remote
-        self.reply: Reply | None = None
+        self.request: _C.Request | None = None
         self.rows = self.states = NO_ROWS
         self.is_uncached: np.ndarray | None = None
         self.num_previewed = 0

@@ -30,7 +30,7 @@ from hetmpi.owner.node_memory import fence_all
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import check_room
 from hetmpi.table.client import Client, TableContext, check_finite
-from hetmpi.wire.channel import ANNOUNCED, UNANNOUNCED, Channel, Reply, Request
+from hetmpi.wire.channel import ANNOUNCED, UNANNOUNCED, Channel
 from hetmpi.wire.transport import choose, trial_ms
 
 LEAST_AHEAD_MS = 3.0  # for 2,048 random rows; on faster networks it gains 3 % (docs/results.md, "Across hosts")
@@ -38,10 +38,10 @@ LEAST_AHEAD_MS = 3.0  # for 2,048 random rows; on faster networks it gains 3 % (
 
 @dataclass
 class Announced:
-    """A batch that a later read will ask for, and the reply to its request once that has left."""
+    """A batch that a later read will ask for, and its request once that has left."""
 
     keys: Keys
-    reply: Reply | None = None
+    request: _C.Request | None = None
 
 
 class BspClient(Client):
@@ -71,31 +71,31 @@ class BspClient(Client):
         exchange, spans = clients[0].channel.exchange, clients[0]._spans
         exchange.check()
         steps = [client.context.step + client._is_written for client in clients]  # that this rank has written
-        replies = [client._announced_reply(*of_table) for client, *of_table in zip(clients, keys, steps)]
+        requests = [client._announced_request(*of_table) for client, *of_table in zip(clients, keys, steps)]
         with spans("fetch"):
-            asked = {}
+            asked = []
             for i, (client, its_keys) in enumerate(zip(clients, keys)):
-                if replies[i] is None and client.channel.must_ask(its_keys.remote_route):
-                    request = Request(UNANNOUNCED, its_keys.remote_route, steps[i])
-                    replies[i] = asked[client.channel] = Reply(client.channel, request)
+                if requests[i] is None and client.channel.must_ask(its_keys.remote_route):
+                    requests[i] = _C.Request(client.channel, UNANNOUNCED, its_keys.remote_route, steps[i])
+                    asked.append(requests[i])
             exchange.ask(asked)
         BspClient._settle(clients)
         with spans("fetch"):
             found = [client._read_node(*of_table) for client, *of_table in zip(clients, keys, steps)]
-            for reply, rows in zip(replies, found):
-                if reply is not None:
-                    reply.receive()
-                    reply.place(rows)
+            for request, rows in zip(requests, found):
+                if request is not None:
+                    request.receive()
+                    request.place([rows])
             # No key has a line.
             return [client._cache.deliver(np.full(len(rows), -1), rows) for client, rows in zip(clients, found)]
 
-    def _announced_reply(self, keys: Keys, step: int) -> Reply | None:
-        """The reply to the request of a batch that is read now, after `step` steps, if it has left. Drops batches
-        announced earlier that were not read."""
+    def _announced_request(self, keys: Keys, step: int) -> _C.Request | None:
+        """The request of a batch that is read now, after `step` steps, if it has left. Drops batches announced earlier
+        that were not read."""
         while self._ahead:
             batch = self._ahead.popleft()
             if batch.keys.are_those_of(keys):
-                return batch.reply if batch.reply is not None and batch.reply.step == step else None
+                return batch.request if batch.request is not None and batch.request.step == step else None
         return None
 
     def _read_node(self, keys: Keys, step: int) -> np.ndarray:
@@ -139,15 +139,15 @@ class BspClient(Client):
                 for client, its_keys, its_grads in zip(clients, keys, grads)
             ]
             if not is_one_node:
-                exchange.post({client.channel: client._posted(each) for client, each in zip(clients, messages)})
+                exchange.post([client._posted(message) for client, message in zip(clients, messages)])
             for client, message in zip(clients, messages):
                 client.context.counters.push_bytes += client._near.send(message)
                 client.context.counters.pushed += len(message.values)
         BspClient._apply([client for client in clients if is_one_node or exchange.awaits(client.channel)])
         for client in clients:
-            if client._ahead and client._ahead[0].reply is not None:
+            if client._ahead and client._ahead[0].request is not None:
                 with spans("drain"):
-                    client._ahead[0].reply.serve()  # rows leave, and arrive during the dense allreduce
+                    client._ahead[0].request.serve()  # rows leave, and arrive during the dense allreduce
 
     def _begin_step(self, keys: Keys, values: np.ndarray) -> _C.Message:
         """Begins a step with this rank's gradients. Returns the message for the owners."""
@@ -159,14 +159,13 @@ class BspClient(Client):
         self._is_written = self._is_open = True
         return message
 
-    def _posted(self, message: _C.Message) -> Reply:
+    def _posted(self, message: _C.Message) -> _C.Request:
         """Gradients for other nodes, with the request of the batch that is announced to be read next."""
-        if not self._ahead or self._ahead[0].reply is not None:
-            return Reply(self.channel, Request(_C.PUSHES, _C.Route(self._world.size), pushes=[message]))
+        if not self._ahead or self._ahead[0].request is not None:
+            return _C.Request(self.channel, _C.PUSHES, _C.Route(self._world.size), pushes=[message])
         batch = self._ahead[0]
-        request = Request(ANNOUNCED, batch.keys.remote_route, self.step + 1, pushes=[message])
-        batch.reply = Reply(self.channel, request)
-        return batch.reply
+        batch.request = _C.Request(self.channel, ANNOUNCED, batch.keys.remote_route, self.step + 1, pushes=[message])
+        return batch.request
 
     def flush(self):
         self.channel.exchange.check()
@@ -174,7 +173,7 @@ class BspClient(Client):
         with self._spans("drain"):
             self.channel.exchange.receive_all()
         for batch in self._ahead:
-            batch.reply = None  # rows may be assigned before it is read
+            batch.request = None  # rows may be assigned before it is read
 
     @staticmethod
     def settle(clients: Sequence[BspClient]):

@@ -15,7 +15,7 @@ from hetmpi._C import Keys
 from hetmpi.table.batch import Batch, Phase, Pull, check_room
 from hetmpi.table.client import TableContext
 from hetmpi.table.pushes import Pushes
-from hetmpi.wire.channel import ANNOUNCED, UNANNOUNCED, Channel, Reply, Request
+from hetmpi.wire.channel import ANNOUNCED, UNANNOUNCED, Channel
 
 
 class Pulls:
@@ -95,7 +95,7 @@ class Pulls:
             return Pull.of_one(batches[0])
         return Pull.of_several(batches, self._context.keys_of, self._cache.empty)
 
-    def request(self, pull: Pull, is_written: bool) -> Reply:
+    def request(self, pull: Pull, is_written: bool) -> _C.Request:
         """Finds the lines of a pull and makes its request, to be sent. is_written: whether a batch is written before
         the read."""
         pull.enter(Phase.REQUESTED, Phase.NEW)
@@ -107,10 +107,11 @@ class Pulls:
         known = np.full(pull.num, _C.NO_LINE, np.int32)
         if len(route):
             known = self._cache.clocks_within(pull.slots, is_written, bound)
-        reason, pushes = ANNOUNCED if is_written else UNANNOUNCED, self._pushes.take_held()
-        asked = Request(reason, route, known=known, bound=bound, pushes=pushes)
-        pull.reply = Reply(self._channel, asked, pull.clocks)
-        return pull.reply
+        pull.request = _C.Request(
+            self._channel, ANNOUNCED if is_written else UNANNOUNCED, route, known=known, bound=bound,
+            pushes=self._pushes.take_held(), versions=pull.clocks,
+        )  # fmt: skip
+        return pull.request
 
     def serve_next(self):
         """At a write: answers other ranks' requests in the round of the batch that is read next, if it is requested."""
@@ -124,7 +125,7 @@ class Pulls:
         """Answers other ranks' requests in the round of this one, if it is requested and they are not answered."""
         if pull.phase is Phase.REQUESTED:
             pull.enter(Phase.SERVED, Phase.REQUESTED)
-            pull.reply.serve()
+            pull.request.serve()
 
     def drop_all(self):
         """Drops the pulls of all announced batches, which may still be read."""
@@ -141,9 +142,9 @@ class Pulls:
     def drop(self, batch: Batch):
         """Ends the transfers of a batch and ignores their data; also for the other batches of its pull."""
         pull = batch.pull
-        if pull is not None and pull.reply is not None:
-            pull.reply.drop()
-            self._context.counters.row_bytes += pull.reply.num_bytes
+        if pull is not None and pull.request is not None:
+            pull.request.drop()
+            self._context.counters.row_bytes += pull.request.num_bytes
         for other in self._ahead:
             if pull is not None and other.pull is pull:
                 other.reset()

@@ -8,7 +8,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.owner.mailbox import Mailbox
 from hetmpi.table.client import TableContext, check_finite
-from hetmpi.wire.channel import FLUSH, Channel, Reply, Request
+from hetmpi.wire.channel import FLUSH, Channel
 from hetmpi.world.waiting import ranks_text
 
 MAX_IDLE_WRITES = 8  # successive writes without a request
@@ -74,10 +74,12 @@ class Pushes:
         this table is under way."""
         if not self._context.world.is_one_node:
             none, route = np.empty(0, np.int32), _C.Route(self._context.world.size)
-            request = Request(FLUSH, route, known=none, bound=self._context.bound, pushes=self.take_held())
-            reply = Reply(self._channel, request, none)
-            self._channel.exchange.ask({self._channel: reply})
-            reply.drop()
+            request = _C.Request(
+                self._channel, FLUSH, route, known=none, bound=self._context.bound, pushes=self.take_held(),
+                versions=none,
+            )  # fmt: skip
+            self._channel.exchange.ask([request])
+            request.drop()
 
     def await_all(self):
         """Waits until the owners have applied all gradients that this rank sent."""

@@ -92,22 +92,22 @@ class SspClient(Client):
         return delivered
 
     def _check_valid(self, pull: Pull) -> tuple[np.ndarray, np.ndarray] | None:
-        """Receives the reply, and reads the clocks of this node. Returns masks (n,) bool of the lines that are stale or
-        refreshed anyway, and of the rows needed of this node; None if an earlier batch of the pull has."""
+        """Receives the replies, and reads the clocks of this node. Returns masks (n,) bool of the lines that are stale
+        or refreshed anyway, and of the rows needed of this node; None if an earlier batch of the pull has."""
         if pull.phase is not Phase.SERVED:
             return None
         bound, near, counters = self.context.bound, pull.near, self.context.counters
         if self._cache.capacity_rows > 0:
             self._cache.use(pull.slots, np.count_nonzero(pull.keys.is_admitted))
-        pull.reply.receive()
-        counters.row_bytes += pull.reply.num_bytes
+        pull.request.receive()
+        counters.row_bytes += pull.request.num_bytes
         self._pushes.await_all()  # rows of this node must have this rank's gradients
         is_bounded = bound != _C.UNBOUNDED
         if not is_bounded:
             near = near.where(pull.slots < 0)
         counters.clock_bytes += self._reader.read("clock", near, pull.clocks)
         is_stale, is_missing, num_found, num_stale = self._cache.classify(
-            pull.slots, pull.reply.fetched, pull.is_decided, pull.clocks, bound
+            pull.slots, pull.request.fetched, pull.is_decided, pull.clocks, bound
         )
         counters.validated += num_found if is_bounded else 0
         counters.hits += num_found - num_stale
@@ -119,8 +119,8 @@ class SspClient(Client):
         empty, context = self._cache.empty, self.context
         pull.rows = rows = empty((pull.num, context.dim), np.float32)
         pull.states = states = empty((pull.num, context.rule.preview_dim), np.float32)
-        pull.reply.place(rows, states)
-        self._preview_held(pull, pull.reply.fetched)
+        pull.request.place([rows, states])
+        self._preview_held(pull, pull.request.fetched)
         if is_missing.any():
             route = pull.keys.route.where(is_missing)
             self.context.counters.row_bytes += self._reader.read("weight", route, rows)
@@ -130,7 +130,7 @@ class SspClient(Client):
         if is_stale.any():
             self._cache.refresh(pull.slots, is_stale, rows, states, pull.clocks, self._anticipate)
         pull.enter(Phase.READ, Phase.SERVED)
-        pull.reply = None  # breaks the reference cycle, so that both are freed at once
+        pull.request = None  # its memory is not needed any more
 
     def _deliver(self, batch: Batch) -> torch.Tensor:
         """The rows (U, dim) of a batch: from lines, or fetched; the latter get a line if they may be cached."""
@@ -278,10 +278,10 @@ class SspClient(Client):
 def request(clients: Sequence[SspClient], pulls: Sequence[Pull | None], is_written: bool):
     """Sends the requests of the clients' pulls, None where there is none to send, in one message to each server.
     is_written: whether a batch is written before they are read."""
-    asked = {
-        client.channel: client._pulls.request(pull, is_written and client._pulls.last is not None)
+    asked = [
+        client._pulls.request(pull, is_written and client._pulls.last is not None)
         for client, pull in zip(clients, pulls)
         if pull is not None
-    }
+    ]
     if asked:
         clients[0].channel.exchange.ask(asked)

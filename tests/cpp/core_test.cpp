@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <map>
@@ -38,6 +39,7 @@
 #include "owner/rank_sums.h"
 #include "owner/route.h"
 #include "owner/step_reducer.h"
+#include "wire/exchange.h"
 #include "wire/ring_writer.h"
 #include "wire/round.h"
 #include "wire/server.h"
@@ -1787,6 +1789,128 @@ void a_server_refuses_messages_that_are_not_whole(uint64_t seed) {
   }
 }
 
+// A wire between two ranks of one process, whose messages take some looks to arrive.
+struct SlowWire : Wire {
+  explicit SlowWire(Random& random) : random(random) {}
+
+  void send(int64_t tag, std::vector<Addressed> messages) override {
+    for (Addressed& message : messages) other->lines[tag].push_back({pick(random, 4), std::move(message.words)});
+  }
+  void expect(int64_t, const Ranks&) override {}
+  std::vector<Addressed> arrived(int64_t tag, const Ranks& partners) override {
+    auto& line = lines[tag];
+    if (partners.empty() || line.empty() || line.front().first-- > 0) return {};
+    std::vector<Addressed> found{{partners.front(), std::move(line.front().second)}};
+    line.pop_front();
+    return found;
+  }
+  bool publish() override { return true; }
+
+  Random& random;
+  SlowWire* other = nullptr;
+  std::map<int64_t, std::deque<std::pair<int64_t, Words>>> lines;  // by tag: looks until it arrives
+};
+
+// Waits while the other rank polls.
+struct PollingWaits : Waits {
+  void wait(const std::function<bool()>& look, const std::function<Awaited()>& what) override {
+    for (int64_t looks = 0; !look(); ++looks) {
+      other->poll();
+      CHECK(looks < 1000 && !what().text.empty());
+    }
+  }
+  Exchange* other = nullptr;
+};
+
+// One of two ranks that ask each other for rows.
+struct ExchangeTrial {
+  ExchangeTrial(int64_t rank, Random& random)
+      : other(1 - rank),
+        server({other}, rank, false),
+        wire(random),
+        exchange(&waits, &wire, &server, {other}, {other}) {
+    exchange.join(&channel);
+  }
+
+  // Asks for row `key` of the other rank, with a gradient for it.
+  std::shared_ptr<Request> request(int64_t key, float value) {
+    struct Memory {
+      Ints order{0}, keys, first;
+      Clocks clocks{0}, counts{1};
+      Floats values;
+      std::shared_ptr<const Route> route;
+    };
+    auto memory = std::make_shared<Memory>();
+    const Partition all_there("range", 1000, 2);
+    memory->route = std::make_shared<const Route>(all_there, &key, 1);
+    memory->values.assign(kDim, value);
+    const Message columns{nullptr, memory->clocks.data(), memory->counts.data(), nullptr, memory->values.data()};
+    const std::vector<hetmpi::Push> pushes{hetmpi::Push{PushView{0, memory->route->view(), columns, false}, memory}};
+    const std::vector<int32_t> known{kNoLine};
+    return std::make_shared<Request>(channel, RequestHeader{1, kUnbounded, 0}, memory->route, known, pushes,
+                                     memory->clocks.data(), memory);
+  }
+
+  int64_t other;
+  Owner own{1, 0, {}};
+  RoundServer table{
+      own.applier.get(), 0,     {NodeShard{own.rows.clock.data(), {own.rows.weight.data()}, own.rows.directory.get()}},
+      {{nullptr}},       kSums, {kDim}};
+  Server server;
+  SlowWire wire;
+  PollingWaits waits;
+  Exchange exchange;
+  Channel channel{nullptr, &table, {{0}}, kSums, {kDim}, false};
+};
+
+void an_exchange_brings_rows_with_the_gradients_in_front(uint64_t seed) {
+  Random random(seed);
+  ExchangeTrial first(0, random), second(1, random);
+  first.wire.other = &second.wire, second.wire.other = &first.wire;
+  first.waits.other = &second.exchange, second.waits.other = &first.exchange;
+  float sum = 0;
+  for (int step = 1; step <= 10; ++step) {
+    const auto value = static_cast<float>(pick(random, 5)), theirs = static_cast<float>(pick(random, 5));
+    const auto ours = first.request(3, value), other = second.request(4, theirs);
+    first.exchange.ask({ours});
+    second.exchange.ask({other});
+    CHECK(first.exchange.awaits(&first.channel) && ours->round() == step - 1);
+    first.exchange.receive(ours->round());
+    CHECK(!first.exchange.awaits(&first.channel) && ours->fetched() == std::vector<uint8_t>{1});
+    CHECK(ours->num_bytes() == kDim * static_cast<int64_t>(sizeof(float)));
+    Floats row(kDim);
+    ours->place({row.data()});
+    sum -= value;
+    CHECK(row == Floats(kDim, sum));
+    if (step % 2) second.exchange.drop(*other);  // and the next ones with the one after
+  }
+  second.exchange.receive_all();
+  CHECK(first.exchange.poll() && second.exchange.poll());
+}
+
+void a_reply_that_is_not_whole_ends_the_messages(uint64_t seed) {
+  Random random(seed);
+  ExchangeTrial first(0, random), second(1, random);
+  first.wire.other = &second.wire, second.wire.other = &first.wire;
+  first.waits.other = &second.exchange, second.waits.other = &first.exchange;
+  const auto ours = first.request(3, 1);
+  first.exchange.ask({ours});
+  second.exchange.ask({second.request(4, 1)});
+  first.wire.lines[kReplyTag].push_back({0, words_of({5, 1})});
+  CHECK(throws<std::out_of_range>([&] { first.exchange.receive(ours->round()); }));
+  CHECK(first.exchange.is_broken() && !first.exchange.awaits(&first.channel));
+  CHECK(throws<std::runtime_error>([&] { first.exchange.ask({first.request(3, 1)}); }));
+  first.exchange.drop(*ours);
+}
+
+void a_table_of_another_group_is_refused(uint64_t seed) {
+  Random random(seed);
+  ExchangeTrial first(0, random), second(1, random);
+  const auto theirs = second.request(3, 1);
+  CHECK(error_of([&] { first.exchange.ask({theirs}); }).find("put into another group") != std::string::npos);
+  CHECK(!first.exchange.remove(&first.channel));  // the last one
+}
+
 void reducer_sums_in_an_order_of_ranks(uint64_t seed) {
   for (int64_t own_rank = 0; own_rank < kRanks; ++own_rank) {
     ReducerTrial trial(own_rank, seed + own_rank);
@@ -1933,6 +2057,9 @@ void run_all(uint64_t seed) {
   RUN(as_they_come_a_client_waits_for_no_other);
   RUN(another_call_of_a_client_is_refused);
   RUN(a_server_refuses_messages_that_are_not_whole);
+  RUN(an_exchange_brings_rows_with_the_gradients_in_front);
+  RUN(a_reply_that_is_not_whole_ends_the_messages);
+  RUN(a_table_of_another_group_is_refused);
   RUN(reducer_sums_in_an_order_of_ranks);
   RUN(reducer_refuses_other_steps_and_rows_that_are_not_there);
   RUN(parts_of_a_route_keep_positions_in_the_whole_batch);

@@ -42,7 +42,7 @@ from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.pushes import MAX_IDLE_WRITES
 from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.wire.channel import UNANNOUNCED, Reply, Request
+from hetmpi.wire.channel import UNANNOUNCED
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
@@ -166,7 +166,7 @@ def step_in_turns(world, table, keys, grads, later):
         if rank == world.rank:
             table.prefetch(later)
             for batch in table.client._pulls._ahead:
-                batch.pull.reply.receive()
+                batch.pull.request.receive()
     world.comm.Barrier()
     write_apart(world, table, keys, grads)
     world.comm.Barrier()
@@ -352,10 +352,10 @@ def test_a_fetch_brings_the_mean_squares_of_the_rows(apart, rule, exchange):
     rows, states, clocks = np.zeros((40, 3), np.float32), np.zeros((40, 1), np.float32), np.zeros(40, np.int32)
     no_lines = np.full(40, _C.NO_LINE, np.int32)
     channel = table.client.channel
-    reply = Reply(channel, Request(UNANNOUNCED, route.where(remote), known=no_lines), clocks)
-    channel.exchange.ask({channel: reply})
-    reply.receive()
-    reply.place(rows, states)
+    request = _C.Request(channel, UNANNOUNCED, route.where(remote), known=no_lines, versions=clocks)
+    channel.exchange.ask([request])
+    request.receive()
+    request.place([rows, states])
     assert np.array_equal(rows[remote], weights[remote])
     assert np.allclose(states[remote, 0], squares.mean(1)[remote], rtol=1e-5)
     table.close()

@@ -13,8 +13,6 @@ from hetmpi.table.client import TableContext
 from hetmpi.table.host_cache import HostCache
 from hetmpi.table.pushes import Pushes
 from hetmpi.table.ssp import SspClient
-from hetmpi.wire.channel import Reply
-from hetmpi.wire.exchange import REPLY, Exchange
 
 
 def preview_left_out(put):
@@ -110,7 +108,7 @@ def message_answered_twice(put):
 
     def send_again(self, tag, messages):
         send(self, tag, messages)
-        if tag == REPLY:
+        if tag == _C.REPLY_TAG:
             send(self, tag, messages)
 
     put(SimMessages, "send", send_again)
@@ -143,13 +141,18 @@ def bound_too_wide(put):
 
 
 def request_not_answered(put):
-    """A rank leaves a read before it has answered the others."""
-    put(Exchange, "_serve", lambda self, round_: None)
+    """A rank goes on before it has answered one of the others."""
+    send = SimMessages.send
+
+    def send_to_the_first(self, tag, messages):
+        send(self, tag, dict(list(messages.items())[: 1 if tag == _C.REPLY_TAG else None]))
+
+    put(SimMessages, "send", send_to_the_first)
 
 
 def drop_without_receiving(put):
     """A rank forgets a request whose reply is under way."""
-    put(Reply, "drop", lambda self: None)
+    put(_C.Request, "drop", lambda self: None)
 
 
 def pushes_as_they_come(put):
