@@ -7,7 +7,7 @@
 namespace hetmpi {
 
 struct Judged {
-  int64_t num_found, num_stale;  // lines, and those to refresh
+  int64_t num_found, num_stale, num_missing;  // lines, those to refresh, rows to be read
 };
 
 // Keys (n) with lines (slots >= 0), rows that came (fetched), and keys whose need for a row is decided already.
@@ -15,13 +15,14 @@ struct Judged {
 // unless it is decided that they are not read now. is_missing: keys whose rows are to be read now.
 inline Judged judge(const int64_t* slots, const bool* fetched, const bool* is_decided, int64_t n, bool* is_stale,
                     bool* is_missing) {
-  Judged judged{0, 0};
+  Judged judged{0, 0, 0};
   for (int64_t i = 0; i < n; ++i) {
     const bool is_line = slots[i] >= 0;
     is_stale[i] = fetched[i] ? is_line : is_stale[i] && !is_decided[i];
     is_missing[i] = !fetched[i] && !is_decided[i] && (!is_line || is_stale[i]);
     judged.num_found += is_line;
     judged.num_stale += is_stale[i];
+    judged.num_missing += is_missing[i];
   }
   return judged;
 }

@@ -32,7 +32,7 @@ py::tuple judged(const Array<int64_t>& slots, const Array<bool>& fetched, const 
   Array<bool> is_missing(n);
   const Judged found =
       judge(slots.data(), fetched.data(), is_decided.data(), n, is_stale.mutable_data(), is_missing.mutable_data());
-  return py::make_tuple(is_stale, is_missing, found.num_found, found.num_stale);
+  return py::make_tuple(is_stale, is_missing, found.num_found, found.num_stale, found.num_missing);
 }
 
 // RowCache with its pushes. Arrays of one batch of n keys: slots (n) int64, clocks (n) int32, chosen (n) bool,
@@ -59,7 +59,8 @@ class PyCache {
 
   // validate() of the lines of keys that are not `fetched` (n), and what follows from it: masks (n) of the lines to
   // refresh, which are the fetched ones, and the stale ones unless it is decided that they are not read now; and of the
-  // rows that are needed, not fetched yet and not decided about. And the numbers of lines found and to refresh.
+  // rows that are needed, not fetched yet and not decided about. And the numbers of lines found, of those to refresh, and
+  // of these rows.
   py::tuple classify(const Array<int64_t>& slots, const Array<bool>& fetched, const Array<bool>& is_decided,
                      const Array<int32_t>& owner_clocks, int64_t staleness) {
     const ssize_t n = checked(slots);

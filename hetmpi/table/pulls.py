@@ -104,9 +104,8 @@ class Pulls:
         if bound == _C.UNBOUNDED and len(route):
             route = route.where(pull.slots < 0)
         self._context.counters.clock_bytes += 4 * len(route)
-        known = np.full(pull.num, _C.NO_LINE, np.int32)
-        if len(route):
-            known = self._cache.clocks_within(pull.slots, is_written, bound)
+        is_asked = len(route) > 0
+        known = self._cache.clocks_within(pull.slots, is_written, bound) if is_asked else np.empty(pull.num, np.int32)
         pull.request = _C.Request(
             self._channel, ANNOUNCED if is_written else UNANNOUNCED, route, known=known, bound=bound,
             pushes=self._pushes.take_held(), versions=pull.clocks,

@@ -91,9 +91,10 @@ class SspClient(Client):
             request(clients, [client._pulls.next_complete() for client in clients], True)
         return delivered
 
-    def _check_valid(self, pull: Pull) -> tuple[np.ndarray, np.ndarray] | None:
+    def _check_valid(self, pull: Pull) -> tuple[np.ndarray | None, np.ndarray | None] | None:
         """Receives the replies, and reads the clocks of this node. Returns masks (n,) bool of the lines that are stale
-        or refreshed anyway, and of the rows needed of this node; None if an earlier batch of the pull has."""
+        or refreshed anyway, and of the rows needed of this node, None for one without any; or None if an earlier batch
+        of the pull has."""
         if pull.phase is not Phase.SERVED:
             return None
         bound, near, counters = self.context.bound, pull.near, self.context.counters
@@ -106,28 +107,28 @@ class SspClient(Client):
         if not is_bounded:
             near = near.where(pull.slots < 0)
         counters.clock_bytes += self._reader.read("clock", near, pull.clocks)
-        is_stale, is_missing, num_found, num_stale = self._cache.classify(
+        is_stale, is_missing, num_found, num_stale, num_missing = self._cache.classify(
             pull.slots, pull.request.fetched, pull.is_decided, pull.clocks, bound
         )
         counters.validated += num_found if is_bounded else 0
         counters.hits += num_found - num_stale
         counters.stale += num_stale
-        return is_stale, is_missing
+        return is_stale if num_stale else None, is_missing if num_missing else None
 
-    def _fetch(self, pull: Pull, is_stale: np.ndarray, is_missing: np.ndarray):
-        """Sets the rows and states of a pull, and refreshes the lines."""
+    def _fetch(self, pull: Pull, is_stale: np.ndarray | None, is_missing: np.ndarray | None):
+        """Sets the rows and states of a pull, and refreshes the lines. Masks: of _check_valid()."""
         empty, context = self._cache.empty, self.context
         pull.rows = rows = empty((pull.num, context.dim), np.float32)
         pull.states = states = empty((pull.num, context.rule.preview_dim), np.float32)
         pull.request.place([rows, states])
         self._preview_held(pull, pull.request.fetched)
-        if is_missing.any():
+        if is_missing is not None:
             route = pull.keys.route.where(is_missing)
             self.context.counters.row_bytes += self._reader.read("weight", route, rows)
             if "mean_square" in self._arrays:
                 near = route.where(pull.keys.is_admitted)
                 self.context.counters.row_bytes += self._reader.read("mean_square", near, states)
-        if is_stale.any():
+        if is_stale is not None:
             self._cache.refresh(pull.slots, is_stale, rows, states, pull.clocks, self._anticipate)
         pull.enter(Phase.READ, Phase.SERVED)
         pull.request = None  # its memory is not needed any more

@@ -6,7 +6,6 @@ ssp.py for s >= 1, HET's client, where reads may be s iterations behind.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from functools import partial
 
@@ -81,7 +80,7 @@ class EmbeddingTable:
         self.num_used = num_rows if first_rows is None else first_rows
         self.vocabulary = None
         self.counters, self.spans = Counters(), spans or Spans()
-        self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently, see remember()
+        self._recent = _C.RecentKeys(MOST_KNOWN)  # keys checked, see remember()
         rule = optimizer.core(dim)
         record, layouts = layouts_of(
             world, self.partition, rule, dim, staleness.is_synchronous, inbox_bytes, store is not None
@@ -232,7 +231,7 @@ class EmbeddingTable:
 
     def remember(self, batches: int):
         """For a loader that checks keys of so many batches before the first of them is announced."""
-        self._known = deque(self._known, maxlen=MOST_KNOWN + batches)
+        self._recent.set_most(MOST_KNOWN + batches)
 
     def check(self, keys: torch.Tensor) -> Keys:
         """Checks keys that read, prefetch and write will get as the same tensor, which then need not. Thread-safe: for
@@ -257,9 +256,9 @@ class EmbeddingTable:
 
     def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True) -> Keys:
         self._check_open()
-        for known in list(self._known):  # another thread may add to it
-            if known.tensor is keys and known.has_values(keys.numpy()):
-                return known
+        recent = self._recent.find(keys)
+        if recent is not None:
+            return recent
         if not torch.is_tensor(keys) or keys.dtype != torch.int64 or keys.dim() != 1 or not keys.is_cpu:
             raise UserError(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")
         array = keys.contiguous().numpy()
@@ -269,15 +268,16 @@ class EmbeddingTable:
                 f"EmbeddingTable.{verb}: keys must be unique, got {array[again]} twice: take torch.unique(ids, "
                 "return_inverse=True) and look rows up by the inverse (hetmpi.look_up)"
             )
-        if array.size and not 0 <= array.min() <= array.max() < self.num_rows:
+        try:
+            checked = self._context.keys_of(keys, array)
+        except IndexError:
             wrong = array[(array < 0) | (array >= self.num_rows)]
             raise UserError(
                 f"EmbeddingTable.{verb}: keys must lie in [0, {self.num_rows:,}), got {wrong[0]} "
                 f"({wrong.size:,} of {array.size:,} are out of range)"
-            )
-        checked = self._context.keys_of(keys, array)
+            ) from None
         if are_unique:
-            self._known.append(checked)
+            self._recent.add(checked)
         return checked
 
     def _check_open(self):

@@ -35,6 +35,7 @@
 
 #include "cache/pull_parts.h"
 #include "cache/row_cache.h"
+#include "owner/keys.h"
 #include "owner/push_applier.h"
 #include "owner/rank_sums.h"
 #include "owner/route.h"
@@ -1945,7 +1946,7 @@ void the_keys_of_a_pull_are_refreshed_read_or_left_alone(uint64_t) {
     const bool has_line = slot >= 0, may_read = !fetched && !is_decided;
     CHECK(is_missing == (may_read && (!has_line || is_old)));
     CHECK(is_stale == (has_line && (fetched || (is_old && !is_decided))));
-    CHECK(judged.num_found == has_line && judged.num_stale == is_stale);
+    CHECK(judged.num_found == has_line && judged.num_stale == is_stale && judged.num_missing == is_missing);
   }
 }
 
@@ -2016,6 +2017,32 @@ void parts_of_a_route_keep_positions_in_the_whole_batch(uint64_t seed) {
   CHECK(throws<std::out_of_range>([&] { Route(Partition("range", 7, 2), &outside, 1); }));
 }
 
+void keys_are_divided_by_where_their_owners_are(uint64_t seed) {
+  Random random(seed);
+  for (const std::vector<uint8_t>& remote : {std::vector<uint8_t>{0, 1, 0, 1}, {0, 0, 0, 0}, {1, 1, 1, 1}}) {
+    const Partition partition("hash", 100, 4);
+    const std::vector<uint8_t> admitted{1, 0, 0, 1};
+    Ints all(100);
+    std::iota(all.begin(), all.end(), 0);
+    std::shuffle(all.begin(), all.end(), random);
+    const int64_t n = pick(random, 60);
+    const Keys keys(partition, all.data(), n, remote.data(), admitted.data());
+    int64_t num_remote = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t owner = partition.locate(all[i]).owner;
+      CHECK(keys.is_remote[i] == remote[owner] && keys.is_admitted[i] == admitted[owner]);
+      num_remote += remote[owner];
+    }
+    CHECK(keys.route->size() == n && keys.remote_route->size() == num_remote);
+    CHECK(keys.local_route->size() == n - num_remote && keys.local_route->num_positions() == n);
+    for (const int64_t position : keys.remote_route->order()) CHECK(keys.is_remote[position]);
+    for (const int64_t position : keys.local_route->order()) CHECK(!keys.is_remote[position]);
+  }
+  const int64_t outside = 100;
+  const uint8_t none[4] = {};
+  CHECK(throws<std::out_of_range>([&] { Keys(Partition("hash", 100, 4), &outside, 1, none, none); }));
+}
+
 void run_all(uint64_t seed) {
 #define RUN(test) run_test(#test, test, seed)
   const auto run_test = [](const char* name, void (*test)(uint64_t), uint64_t seed) {
@@ -2062,6 +2089,7 @@ void run_all(uint64_t seed) {
   RUN(a_table_of_another_group_is_refused);
   RUN(reducer_sums_in_an_order_of_ranks);
   RUN(reducer_refuses_other_steps_and_rows_that_are_not_there);
+  RUN(keys_are_divided_by_where_their_owners_are);
   RUN(parts_of_a_route_keep_positions_in_the_whole_batch);
   RUN(the_keys_of_a_pull_are_refreshed_read_or_left_alone);
   RUN(a_batch_of_a_pull_takes_its_lines_and_rows);

@@ -805,13 +805,13 @@ def test_lines_are_classified_alike_in_one_call_and_in_parts():
     clocks, fetched = rng.integers(0, 6, num).astype(np.int32), rng.random(num) < 0.5
     is_decided = rng.random(num) < 0.5
     arguments = slots, fetched, is_decided, clocks, 2
-    is_stale, left, num_found, num_stale = cache.classify(*arguments)
+    is_stale, left, num_found, num_stale, num_left = cache.classify(*arguments)
     is_line, too_old = slots >= 0, clocks > 2
     expected = is_line & np.where(fetched, True, too_old & ~is_decided)
     assert (is_stale == expected).all() and (left == (~fetched & ~is_decided & (~is_line | expected))).all()
-    assert (num_found, num_stale) == (is_line.sum(), expected.sum())
+    assert (num_found, num_stale, num_left) == (is_line.sum(), expected.sum(), left.sum())
     parts = _C.judged(slots, fetched, is_decided, is_line & ~fetched & too_old)
-    for one, part in zip((is_stale, left, num_found, num_stale), parts):
+    for one, part in zip((is_stale, left, num_found, num_stale, num_left), parts):
         assert np.array_equal(one, part)
 
 
