@@ -1,8 +1,8 @@
-// PushApplier: the owner's side at staleness s >= 1. A thread applies the pushes from the rings to the shard while the
-// rank computes, if any rank pushes through rings. It uses neither MPI nor Python.
+// PushApplier: the owner's side of a table at staleness s >= 1; ApplierThread: the thread that applies the pushes from
+// the rings of all tables of a rank while it computes, if any rank pushes through rings. Neither uses MPI or Python.
 //
 // The rank's main thread may drain too while it waits, and applies its own sums directly; a lock makes the two threads
-// one writer.
+// one writer of a table.
 //
 // Invariants:
 //   the writer of the shard or of a ring's tail holds lock_;
@@ -12,7 +12,7 @@
 //   fills up, no push is lost.
 #pragma once
 
-#include <atomic>
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -44,28 +44,11 @@ class PushApplier {
         history_(optimizer),
         squares_(format_.square_dim) {}
 
-  ~PushApplier() { stop(); }
-
   // The rings whose pushes are applied.
   void watch(const std::vector<int64_t>& rings) {
     std::lock_guard<std::mutex> hold(lock_);
     watched_.clear();
     for (const int64_t ring : rings) watched_.push_back(&rings_.at(ring));
-  }
-
-  // Starts the thread that drains them. REQUIRES: called once, before stop().
-  void start() {
-    thread_ = std::thread([this] { run(); });
-  }
-
-  // Ends the thread; records remain in the rings. May be called twice.
-  void stop() {
-    {
-      std::lock_guard<std::mutex> hold(sleep_lock_);
-      stops_ = true;
-    }
-    wake_.notify_all();
-    if (thread_.joinable()) thread_.join();
   }
 
   // The rank's step, and the learning rates of n steps from it on: other ranks may be ahead. A push is applied at the
@@ -86,6 +69,12 @@ class PushApplier {
     const int64_t applied = drain_rings();
     throw_kept();
     return applied;
+  }
+
+  // As drain(), but leaves an error to the next call of another method.
+  int64_t drain_apart() {
+    std::lock_guard<std::mutex> hold(lock_);
+    return drain_rings();
   }
 
   // Applies the rank's own sums: columns as in a ring, clocks, counts and values at order[i].
@@ -126,25 +115,9 @@ class PushApplier {
   }
 
  private:
-  using Microseconds = std::chrono::microseconds;
-  static constexpr Microseconds kShortest{20}, kLongest{1000};  // polling interval of empty rings
-  static constexpr int64_t kSteps = 64;                         // whose learning rates are known
-  static constexpr int64_t kAhead = 16;                         // rows prefetched
-  static constexpr int kRecords = 64;  // of one ring per turn: a busy producer must not keep others from the lock
-
-  void run() {
-    Microseconds pause = kShortest;
-    while (!stops_) {
-      bool was_busy;
-      {
-        std::lock_guard<std::mutex> hold(lock_);
-        was_busy = drain_rings() > 0;
-      }
-      pause = was_busy ? kShortest : std::min(2 * pause, kLongest);
-      std::unique_lock<std::mutex> hold(sleep_lock_);
-      wake_.wait_for(hold, pause, [this] { return stops_.load(); });
-    }
-  }
+  static constexpr int64_t kSteps = 64;  // whose learning rates are known
+  static constexpr int64_t kAhead = 16;  // rows prefetched
+  static constexpr int kRecords = 64;    // of one ring per turn: a busy producer must not keep others from the lock
 
   // REQUIRES: lock_ held.
   int64_t drain_rings() {
@@ -217,8 +190,52 @@ class PushApplier {
   int64_t now_ = 0, oldest_ = 0, newest_ = 0;  // the rank's step; the steps whose rates are known
   std::exception_ptr error_;
   std::mutex lock_;  // of all above
-  std::atomic<bool> stops_{false};
-  std::mutex sleep_lock_;
+};
+
+class ApplierThread {
+ public:
+  ~ApplierThread() { stop(); }
+
+  // Drains the rings of this applier too, until remove().
+  void add(PushApplier* applier) {
+    std::lock_guard<std::mutex> hold(lock_);
+    appliers_.push_back(applier);
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  }
+
+  // The applier is not used any more; records remain in its rings. No effect if it was not added.
+  void remove(PushApplier* applier) {
+    std::lock_guard<std::mutex> hold(lock_);
+    appliers_.erase(std::remove(appliers_.begin(), appliers_.end(), applier), appliers_.end());
+  }
+
+ private:
+  using Microseconds = std::chrono::microseconds;
+  static constexpr Microseconds kShortest{20}, kLongest{1000};  // polling interval of empty rings
+
+  void stop() {
+    {
+      std::lock_guard<std::mutex> hold(lock_);
+      stops_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void run() {
+    Microseconds pause = kShortest;
+    std::unique_lock<std::mutex> hold(lock_);
+    while (!stops_) {
+      int64_t num_applied = 0;
+      for (PushApplier* applier : appliers_) num_applied += applier->drain_apart();
+      pause = num_applied > 0 ? kShortest : std::min(2 * pause, kLongest);
+      wake_.wait_for(hold, pause, [this] { return stops_; });
+    }
+  }
+
+  std::vector<PushApplier*> appliers_;
+  bool stops_ = false;
+  std::mutex lock_;  // of these
   std::condition_variable wake_;
   std::thread thread_;
 };

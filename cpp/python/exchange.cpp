@@ -1,12 +1,12 @@
 // Exchange, Channel, Request: the messages of several tables, on a wire and in a world that are Python's.
 #include "wire/exchange.h"
 
-#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -18,12 +18,13 @@
 namespace hetmpi {
 namespace {
 
-// The core runs without the GIL, which these take.
+// The core runs without the GIL, which these take. They borrow their objects, which Python's Exchange keeps, so that
+// Python sees all references between them.
 
 // hetmpi/wire/wire.py, Wire.
 class PyWire : public Wire {
  public:
-  explicit PyWire(py::object wire) : wire_(std::move(wire)) {}
+  explicit PyWire(py::handle wire) : wire_(wire) {}
 
   void send(int64_t tag, std::vector<Addressed> messages) override {
     py::gil_scoped_acquire acquire;
@@ -52,13 +53,13 @@ class PyWire : public Wire {
   }
 
  private:
-  py::object wire_;
+  py::handle wire_;
 };
 
 // hetmpi/world/world.py, World.
 class PyWaits : public Waits {
  public:
-  explicit PyWaits(py::object world) : world_(std::move(world)) {}
+  explicit PyWaits(py::handle world) : world_(world) {}
 
   void wait(const std::function<bool()>& look, const std::function<Awaited()>& what) override {
     if (look()) return;
@@ -76,15 +77,13 @@ class PyWaits : public Waits {
   }
 
  private:
-  py::object world_;
+  py::handle world_;
 };
 
 class PyExchange {
  public:
-  PyExchange(py::object world, py::object wire, Server* server, Ranks servers, Ranks clients)
-      : waits_(std::move(world)),
-        wire_(std::move(wire)),
-        core(&waits_, &wire_, server, std::move(servers), std::move(clients)) {}
+  PyExchange(py::handle world, py::handle wire, Server* server, Ranks servers, Ranks clients)
+      : waits_(world), wire_(wire), core(&waits_, &wire_, server, std::move(servers), std::move(clients)) {}
 
  private:
   PyWaits waits_;
@@ -103,7 +102,8 @@ std::shared_ptr<Request> request_of(const Channel& channel, int64_t reason, std:
   std::shared_ptr<const void> memory;
   if (known) {
     check_shape(*known, "known", {n});
-    check_shape(versions.value(), "versions", {n});
+    if (!versions) throw std::invalid_argument("a request with `known` needs `versions`");
+    check_shape(*versions, "versions", {n});
     clocks.emplace(known->data(), known->data() + n);
     owners_clocks = versions->mutable_data();
     memory = kept(std::move(*versions));
@@ -176,11 +176,12 @@ void bind_exchange(py::module_& m) {
       .def("drop", [](const Request& of) { of.exchange().drop(of); }, WithoutGil(), "Ends it in any state.");
 
   py::class_<PyExchange>(m, "Exchange", "The messages of several tables between nodes (cpp/wire/exchange.h).")
-      .def(py::init<py::object, py::object, Server*, Ranks, Ranks>(), py::arg("world"), py::arg("wire"),
+      .def(py::init<py::handle, py::handle, Server*, Ranks, Ranks>(), py::arg("world"), py::arg("wire"),
            py::arg("server"), py::arg("servers"), py::arg("clients"), py::keep_alive<1, 4>(),
-           "servers: of this rank; clients: those whose messages this rank receives itself.")
+           "world and wire: kept by the caller as long. servers: of this rank; clients: those whose messages this rank "
+           "receives itself.")
       .def(
-          "join", [](PyExchange& of, Channel* channel) { of.core.join(channel); }, py::arg("channel"),
+          "join", [](PyExchange& of, Channel* channel) { of.core.join(channel); }, py::arg("channel"), WithoutGil(),
           "Adds a channel. REQUIRES: no message is under way, on any rank.")
       .def(
           "remove", [](PyExchange& of, const Channel* channel) { return of.core.remove(channel); }, py::arg("channel"),
@@ -203,8 +204,6 @@ void bind_exchange(py::module_& m) {
           "poll", [](PyExchange& of) { return of.core.poll(); }, WithoutGil(),
           "Lets messages leave, and receives and answers those of clients. Returns whether all that this rank has sent "
           "have come from each client too.")
-      .def(
-          "receive_pending", [](PyExchange& of) { of.core.poll(); }, WithoutGil(), "poll(), for World.wait.")
       .def(
           "receive_all", [](PyExchange& of) { of.core.receive_all(); }, WithoutGil(),
           "Receives all replies that are awaited.")

@@ -128,7 +128,12 @@ void bind_line(py::module_& m) {
       .def(py::init<std::vector<int64_t>, int64_t, bool>(), py::arg("ranks"), py::arg("own"), py::arg("in_rounds"),
            "ranks: of the clients; own: this rank; in_rounds: whether all ranks make the same calls.")
       .def(
-          "length_of", [](Server& of, const Array<int64_t>& begin) { return of.length_of(begin.data(), begin.size()); },
+          "length_of",
+          [](Server& of, const Array<int64_t>& begin) {
+            const int64_t *words = begin.data(), n = begin.size();
+            py::gil_scoped_release release;
+            return of.length_of(words, n);
+          },
           py::arg("begin").noconvert(),
           "Words of the message that begins with these (n,) int64; None if they are too few to tell.")
       .def(

@@ -115,11 +115,15 @@ class RecentKeys {
  public:
   explicit RecentKeys(size_t most) : most_(most) {}
 
+  size_t most() const { return most_; }
   void set_most(size_t most) { most_ = most; }
 
   void add(std::shared_ptr<PyKeys> keys) {
     kept_.push_back(std::move(keys));
-    while (kept_.size() > most_) kept_.pop_front();
+    while (kept_.size() > most_) {
+      const std::shared_ptr<PyKeys> oldest = std::move(kept_.front());
+      kept_.pop_front();  // before its end, which may run Python
+    }
   }
 
   // Those of this tensor, if it still has their values; else null.
@@ -215,7 +219,7 @@ void bind_partition(py::module_& m) {
                              "Mask of the keys that may be cached, (U,) bool.");
   py::class_<RecentKeys>(m, "RecentKeys", "Keys that were checked last.")
       .def(py::init<size_t>(), py::arg("most"))
-      .def("set_most", &RecentKeys::set_most, py::arg("most"), "How many are kept.")
+      .def_property("most", &RecentKeys::most, &RecentKeys::set_most, "How many are kept.")
       .def("add", &RecentKeys::add, py::arg("keys"))
       .def("find", &RecentKeys::find, py::arg("tensor"), "Those of this tensor, None if its values are others now.");
 }

@@ -1,4 +1,4 @@
-// PushApplier: an owner's side at staleness s >= 1; and NodeRows, which reads the shards of a node.
+// PushApplier: an owner's side at staleness s >= 1; its thread; and NodeRows, which reads the shards of a node.
 #include "python/push_applier.h"
 
 #include <pybind11/stl.h>
@@ -106,9 +106,8 @@ void bind_node_rows(py::module_& m, const char* name) {
 }  // namespace
 
 void bind_push_applier(py::module_& m) {
-  py::class_<PyPushApplier>(
-      m, "PushApplier",
-      "The owner's side at staleness s >= 1: a thread that applies what arrives (cpp/owner/push_applier.h).")
+  py::class_<PyPushApplier>(m, "PushApplier",
+                            "The owner's side of a table at staleness s >= 1 (cpp/owner/push_applier.h).")
       .def(py::init<Array<uint8_t>, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, Array<float>,
                     const Directory*, RowOptimizer, RowFile*>(),
            py::arg("rings").noconvert(), py::arg("weight").noconvert(), py::arg("state").noconvert(),
@@ -124,9 +123,16 @@ void bind_push_applier(py::module_& m) {
            py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("grads").noconvert(),
            py::arg("squares").noconvert())
       .def("watch", &PyPushApplier::watch, py::arg("rings"), "The rings whose pushes are applied.")
-      .def("start", &PyPushApplier::start, "Starts the thread that applies them.")
-      .def("stop", &PyPushApplier::stop)
       .def_property_readonly("num_histories", &PyPushApplier::num_histories, "Rows of which pushes are kept.");
+  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<ApplierThread>(m, "ApplierThread", "Applies what arrives for all tables of a rank while it computes.")
+      .def(py::init())
+      .def(
+          "add", [](ApplierThread& thread, PyPushApplier& applier) { thread.add(&applier.core()); }, py::arg("applier"),
+          without_gil, "Drains the rings of a PushApplier too, which must live until remove().")
+      .def(
+          "remove", [](ApplierThread& thread, PyPushApplier& applier) { thread.remove(&applier.core()); },
+          py::arg("applier"), without_gil, "An applier that was not added, or is removed, has no effect.");
   bind_node_rows<float>(m, "NodeRows");
   bind_node_rows<int32_t>(m, "NodeClocks");
 }

@@ -38,13 +38,6 @@ class PyPushApplier {
   }
 
   void watch(const std::vector<int64_t>& rings) { applier_.watch(rings); }
-  void start() { applier_.start(); }
-
-  void stop() {
-    py::gil_scoped_release release;
-    applier_.stop();
-  }
-
   // The rows of a message that `rank`, this one, owns.
   void apply(const PyMessage& message, int64_t rank) {
     const int64_t begin = message.route->first().at(rank), n = message.route->first().at(rank + 1) - begin;

@@ -59,8 +59,8 @@ class PyCache {
 
   // validate() of the lines of keys that are not `fetched` (n), and what follows from it: masks (n) of the lines to
   // refresh, which are the fetched ones, and the stale ones unless it is decided that they are not read now; and of the
-  // rows that are needed, not fetched yet and not decided about. And the numbers of lines found, of those to refresh, and
-  // of these rows.
+  // rows that are needed, not fetched yet and not decided about. And the numbers of lines found, of those to refresh,
+  // and of these rows.
   py::tuple classify(const Array<int64_t>& slots, const Array<bool>& fetched, const Array<bool>& is_decided,
                      const Array<int32_t>& owner_clocks, int64_t staleness) {
     const ssize_t n = checked(slots);

@@ -111,10 +111,12 @@ class Request {
   int64_t num_bytes() const { return num_bytes_; }
   int64_t num_positions() const { return route_->num_positions(); }
 
-  // Copies the rows to their positions, outs[a] (n, dims[a]), and frees the replies. REQUIRES: they are received.
+  // Copies the rows to their positions, outs[a] (n, dims[a]), and frees the replies. Throws std::out_of_range
+  // if they are not here.
   void place(const std::vector<float*>& outs) {
-    for (size_t i = 0; i < replies_.size(); ++i)
-      core_.place(channel_->owners.at(i), bytes_of(i), kWord * sections_[i].num_words, outs);
+    for (size_t i = 0; i < channel_->owners.size(); ++i)
+      core_.place(channel_->owners[i], bytes_of(i), kWord * sections_[i].num_words, outs);
+    sections_.clear();
     replies_.clear();
   }
 
@@ -127,7 +129,7 @@ class Request {
     return found;
   }
 
-  const uint8_t* bytes_of(size_t server) const { return reinterpret_cast<const uint8_t*>(sections_[server].at); }
+  const uint8_t* bytes_of(size_t server) const { return reinterpret_cast<const uint8_t*>(sections_.at(server).at); }
 
   int64_t num_words(size_t server) const { return core_.bytes(channel_->owners.at(server)) / kWord; }
   void write(size_t server, int64_t* at) const {
@@ -198,7 +200,9 @@ class Exchange {
   bool remove(const Channel* channel) {
     const auto num = std::count_if(channels_.begin(), channels_.end(), [](const Channel* of) { return of != nullptr; });
     if (num == 1) return false;
-    *std::find(channels_.begin(), channels_.end(), channel) = nullptr;
+    const size_t section = section_of(*channel);
+    channels_[section] = nullptr;
+    for (Round& round : rounds_) round.requests[section] = nullptr;
     set_tables();
     return true;
   }
@@ -242,8 +246,10 @@ class Exchange {
     wire_->publish();
     if (clients_.empty() || is_broken_) return tags_.empty();
     while (take_messages()) continue;
-    breaking([this] { server_->proceed(); });
-    send_replies();
+    breaking([this] {
+      server_->proceed();
+      send_replies();
+    });
     return tags_.empty();
   }
 
@@ -260,8 +266,9 @@ class Exchange {
     }
   }
 
-  // Receives the replies of this round and those before it.
+  // Receives the replies of this round and those before it. Throws as check().
   void receive(int64_t number) {
+    check();
     serve(number);
     while (!rounds_.empty() && rounds_.front().number <= number) {
       Round& round = rounds_.front();
@@ -320,7 +327,9 @@ class Exchange {
   }
 
   static size_t place_of(const Ranks& ranks, int64_t rank) {
-    return std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    const auto at = std::find(ranks.begin(), ranks.end(), rank);
+    if (at == ranks.end()) throw std::out_of_range("a wire brought a message of a rank that is no partner");
+    return at - ranks.begin();
   }
 
   void set_tables() {
@@ -329,14 +338,20 @@ class Exchange {
     server_->set_tables(std::move(tables));
   }
 
-  // By section, null where a table takes no part. Throws std::runtime_error for a channel of another exchange.
+  // Throws std::runtime_error for a channel of another exchange.
+  size_t section_of(const Channel& channel) const {
+    const auto at = std::find(channels_.begin(), channels_.end(), &channel);
+    if (at == channels_.end())
+      throw std::runtime_error("TableGroup: a table of this group was put into another group since: use that one");
+    return at - channels_.begin();
+  }
+
+  // By section, null where a table takes no part. Throws as section_of().
   Requests by_section(const Requests& requests) const {
     Requests found(channels_.size());
     for (const auto& request : requests) {
-      const auto at = std::find(channels_.begin(), channels_.end(), &request->channel());
-      if (at == channels_.end())
-        throw std::runtime_error("TableGroup: a table of this group was put into another group since: use that one");
-      found[at - channels_.begin()] = request;
+      if (!request) throw std::invalid_argument("ask and post take Requests, got None");
+      found[section_of(request->channel())] = request;
     }
     return found;
   }

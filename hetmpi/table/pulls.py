@@ -104,7 +104,7 @@ class Pulls:
         if bound == _C.UNBOUNDED and len(route):
             route = route.where(pull.slots < 0)
         self._context.counters.clock_bytes += 4 * len(route)
-        is_asked = len(route) > 0
+        is_asked = len(route) > 0  # else no clock is read
         known = self._cache.clocks_within(pull.slots, is_written, bound) if is_asked else np.empty(pull.num, np.int32)
         pull.request = _C.Request(
             self._channel, ANNOUNCED if is_written else UNANNOUNCED, route, known=known, bound=bound,

@@ -49,7 +49,7 @@ class SspClient(Client):
             store.rings, *store.arrays, store.mean_square, store.directory, context.rule, store.file
         )
         self._set_rates(0)  # others may push before the first write of this rank
-        weakref.finalize(self, self._owner.stop)  # of a table that is dropped without close()
+        weakref.finalize(self, context.world.stop, self._owner)  # of a table that is dropped without close()
         self._stop = at_exit(context.world, nothing, partial(context.world.stop, self._owner))
         world, origins = context.world, context.memory.layouts[context.world.rank].origins
         make = partial(Channel, context.memory, context.record, self._arrays, self._owner)

@@ -231,7 +231,7 @@ class EmbeddingTable:
 
     def remember(self, batches: int):
         """For a loader that checks keys of so many batches before the first of them is announced."""
-        self._recent.set_most(MOST_KNOWN + batches)
+        self._recent.most = MOST_KNOWN + batches
 
     def check(self, keys: torch.Tensor) -> Keys:
         """Checks keys that read, prefetch and write will get as the same tensor, which then need not. Thread-safe: for

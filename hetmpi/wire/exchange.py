@@ -21,6 +21,8 @@ class Exchange(_C.Exchange):
     wire           carries the messages
     server         answers those of clients"""
 
+    receive_pending = _C.Exchange.poll  # for World.wait
+
     def __init__(self, world: World, make_wire: MakeWire):
         """Collective."""
         self.world, self.rails, self.channels = world, Rails(world), []
@@ -52,6 +54,6 @@ class Exchange(_C.Exchange):
         self.world.meet("for all ranks to close the table")
         self.world.wires.discard(self.wire)
         self.world.receivers.pop(self, None)
-        if not self.is_broken:
-            self.wire.free()
+        if self.wire.has_thread or not self.is_broken:
+            self.wire.free()  # by windows of all ranks, and it ends the thread
         self.channels.clear()  # breaks the reference cycle, which frees the table's memory at once

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hetmpi import _C
 from hetmpi.errors import ReportedElsewhere, UserError
 from hetmpi.world.cores import usable_cores
 from hetmpi.world.mpi import MPI, check_launcher, check_one_mpi, import_horovod, mpi_libraries, start_mpi
@@ -56,6 +57,7 @@ class World:
         is_crowded = len(here) > self.num_cores or "_naps" in os.environ.get("LD_PRELOAD", "")
         self.notices = StallNotices(self.comm.Dup(), list(hosts), is_crowded)
         self.receivers = weakref.WeakKeyDictionary()  # in the order of their entries
+        self._applier_thread = _C.ApplierThread()
         self._place(ranks_per_node)
 
     def _place(self, ranks_per_node: int | None):
@@ -130,13 +132,13 @@ class World:
         for receiver in list(self.receivers):
             receiver.receive_pending()
 
-    def start(self, thread):
-        """Starts a thread of the core."""
-        thread.start()
+    def start(self, applier: _C.PushApplier):
+        """Applies what arrives while this rank computes, in one thread for all of its tables."""
+        self._applier_thread.add(applier)
 
-    def stop(self, thread):
-        """Stops a thread of the core, whether it was started or not; may be called twice."""
-        thread.stop()
+    def stop(self, applier: _C.PushApplier):
+        """Ends start(), whether it was called or not; may be called twice."""
+        self._applier_thread.remove(applier)
 
     def share_memory(self, nbytes: int) -> MPI.Win:
         """Memory of this rank, of nbytes, in a window over the ranks of its node. Collective over the node."""

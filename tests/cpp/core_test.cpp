@@ -1043,7 +1043,7 @@ struct Owner {
     const double lr = 1;
     applier->set_step(&lr, 1, 1);
     applier->watch(watched);
-    applier->start();
+    thread.add(applier.get());
   }
 
   void apply(const Batch& batch) { applier->apply(batch.from(0), batch.order.data(), batch.size()); }
@@ -1055,6 +1055,7 @@ struct Owner {
   Rings rings;
   OwnedRows rows;
   std::unique_ptr<PushApplier> applier;
+  ApplierThread thread;  // last: it uses all above
 };
 
 // An origin on its own thread.
@@ -1252,8 +1253,8 @@ void a_stopped_applier_leaves_the_rings_as_they_are(uint64_t seed) {
   Random random(seed);
   Owner owner(1);
   Origin origin(owner.rings, 0);
-  owner.applier->stop();
-  owner.applier->stop();
+  owner.thread.remove(owner.applier.get());
+  owner.thread.remove(owner.applier.get());
   origin.send(0, one_row(random, 7));
   sleep(std::chrono::milliseconds(5));
   CHECK(owner.rings.tail(0) == 0 && owner.rows.row_is(7, 0));
@@ -1277,12 +1278,39 @@ void an_applier_drains_only_the_rings_of_its_origins(uint64_t seed) {
   }
 }
 
+void one_thread_applies_for_all_tables(uint64_t seed) {
+  Random random(seed);
+  std::vector<std::unique_ptr<Owner>> owners;
+  ApplierThread thread;
+  for (int table = 0; table < 5; ++table) {
+    owners.push_back(std::make_unique<Owner>(1));
+    owners.back()->thread.remove(owners.back()->applier.get());
+    thread.add(owners.back()->applier.get());
+  }
+  Origin wrong(owners[2]->rings, 0);
+  wrong.send(0, one_row(random, owners[2]->rows.num_rows));  // an error of one table stops no other
+  for (int step = 0; step < 20; ++step) {
+    const int table = pick(random, 5);
+    if (table == 2) continue;
+    Origin origin(owners[table]->rings, 0);
+    origin.send(step, one_row(random, 4));
+    await([&] { return origin.is_drained(); });
+  }
+  CHECK(throws<std::out_of_range>([&] { owners[2]->applier->drain(); }));
+  thread.remove(owners[3]->applier.get());
+  Origin left(owners[3]->rings, 0);
+  left.send(30, one_row(random, 4));
+  sleep(std::chrono::milliseconds(5));
+  CHECK(!left.is_drained());
+  for (const auto& owner : owners) thread.remove(owner->applier.get());
+}
+
 void appliers_start_and_end_promptly(uint64_t seed) {
   Random random(seed);
   const auto began = std::chrono::steady_clock::now();
   for (int i = 0; i < 100; ++i) {
     Owner owner(1);
-    if (once_in(random, 2)) owner.applier->stop();
+    if (once_in(random, 2)) owner.thread.remove(owner.applier.get());
   }
   CHECK(std::chrono::steady_clock::now() - began < Seconds(10));
 }
@@ -1834,9 +1862,9 @@ struct ExchangeTrial {
   }
 
   // Asks for row `key` of the other rank, with a gradient for it.
-  std::shared_ptr<Request> request(int64_t key, float value) {
+  std::shared_ptr<Request> request(int64_t key, float value) { return request(key, value, channel); }
+  std::shared_ptr<Request> request(int64_t key, float value, const Channel& of) {
     struct Memory {
-      Ints order{0}, keys, first;
       Clocks clocks{0}, counts{1};
       Floats values;
       std::shared_ptr<const Route> route;
@@ -1848,7 +1876,7 @@ struct ExchangeTrial {
     const Message columns{nullptr, memory->clocks.data(), memory->counts.data(), nullptr, memory->values.data()};
     const std::vector<hetmpi::Push> pushes{hetmpi::Push{PushView{0, memory->route->view(), columns, false}, memory}};
     const std::vector<int32_t> known{kNoLine};
-    return std::make_shared<Request>(channel, RequestHeader{1, kUnbounded, 0}, memory->route, known, pushes,
+    return std::make_shared<Request>(of, RequestHeader{1, kUnbounded, 0}, memory->route, known, pushes,
                                      memory->clocks.data(), memory);
   }
 
@@ -1901,7 +1929,29 @@ void a_reply_that_is_not_whole_ends_the_messages(uint64_t seed) {
   CHECK(throws<std::out_of_range>([&] { first.exchange.receive(ours->round()); }));
   CHECK(first.exchange.is_broken() && !first.exchange.awaits(&first.channel));
   CHECK(throws<std::runtime_error>([&] { first.exchange.ask({first.request(3, 1)}); }));
+  CHECK(throws<std::runtime_error>([&] { first.exchange.receive(ours->round()); }));
   first.exchange.drop(*ours);
+}
+
+void a_table_may_leave_while_its_reply_is_under_way(uint64_t seed) {
+  Random random(seed);
+  ExchangeTrial first(0, random), second(1, random);
+  first.wire.other = &second.wire, second.wire.other = &first.wire;
+  first.waits.other = &second.exchange, second.waits.other = &first.exchange;
+  auto leaves = std::make_unique<Channel>(first.channel), stays = std::make_unique<Channel>(second.channel);
+  first.exchange.join(leaves.get());
+  second.exchange.join(stays.get());
+  const auto ours = first.request(3, 1);
+  first.exchange.ask({ours, first.request(5, 1, *leaves)});
+  second.exchange.ask({second.request(3, 1), second.request(5, 1, *stays)});
+  CHECK(first.exchange.awaits(leaves.get()) && first.exchange.remove(leaves.get()));
+  CHECK(!first.exchange.awaits(leaves.get()));
+  leaves.reset();
+  first.exchange.receive(ours->round());
+  Floats row(kDim);
+  ours->place({row.data()});
+  CHECK(row == Floats(kDim, -1.0f));
+  CHECK(throws<std::out_of_range>([&] { ours->place({row.data()}); }));  // its replies are freed
 }
 
 void a_table_of_another_group_is_refused(uint64_t seed) {
@@ -2073,6 +2123,7 @@ void run_all(uint64_t seed) {
   RUN(a_wrong_row_of_its_own_is_refused_and_the_applier_goes_on);
   RUN(a_stopped_applier_leaves_the_rings_as_they_are);
   RUN(an_applier_drains_only_the_rings_of_its_origins);
+  RUN(one_thread_applies_for_all_tables);
   RUN(appliers_start_and_end_promptly);
   RUN(a_server_applies_passes_on_and_replies);
   RUN(a_server_refuses_requests_that_are_too_short_or_name_keys_of_others);
@@ -2086,6 +2137,7 @@ void run_all(uint64_t seed) {
   RUN(a_server_refuses_messages_that_are_not_whole);
   RUN(an_exchange_brings_rows_with_the_gradients_in_front);
   RUN(a_reply_that_is_not_whole_ends_the_messages);
+  RUN(a_table_may_leave_while_its_reply_is_under_way);
   RUN(a_table_of_another_group_is_refused);
   RUN(reducer_sums_in_an_order_of_ranks);
   RUN(reducer_refuses_other_steps_and_rows_that_are_not_there);

@@ -1,12 +1,11 @@
 """dry_run: predicted bytes and hit rate, compared with those of the run. Memory: tests/system/test_dry_run.py."""
 
-from collections import deque
-
 import numpy as np
 import pytest
 import torch
 from launch import summary
 
+from hetmpi import _C
 from hetmpi.run import build
 from hetmpi.run.config import compose
 from hetmpi.run.plan import Plan, memory_lines, traffic_lines
@@ -175,14 +174,14 @@ def test_batches_whose_rows_come_from_disk_are_announced_and_count(look_ahead, a
     training.close()
 
 
-class Counting(deque):
-    """A deque that counts what is appended."""
+class Counting(_C.RecentKeys):
+    """Counts the keys that are checked."""
 
     num = 0
 
-    def append(self, value):
+    def add(self, keys):
         self.num += 1
-        super().append(value)
+        super().add(keys)
 
 
 @pytest.mark.parametrize("prefetch", [1, 24])
@@ -190,7 +189,7 @@ def test_the_keys_of_a_batch_are_checked_once_however_many_are_prefetched(tmp_pa
     world = World()
     training = Training(world, composed(world, tmp_path, "steps=40", f"loader.prefetch={prefetch}"), CPU, Spans())
     table = training.tables["table"]
-    table._known = checked = Counting(maxlen=table._known.maxlen)
+    table._recent = checked = Counting(table._recent.most)
     training.run()
     if training.log:
         training.log.close()

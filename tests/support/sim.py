@@ -391,19 +391,19 @@ class SimWorld(World):
 
         return self.sim.wait(self.rank, look_and_receive, what)
 
-    def start(self, thread):
+    def start(self, applier):
         def proceed():
             try:
-                return thread.drain()
+                return applier.drain()
             except Exception:  # kept, and raised in the rank's next call
                 return 0
 
-        self._threads[thread] = self.rank, proceed
-        self.sim.threads.append(self._threads[thread])
+        self._threads[applier] = self.rank, proceed
+        self.sim.threads.append(self._threads[applier])
 
-    def stop(self, thread):
-        if thread in self._threads:
-            self.sim.threads.remove(self._threads.pop(thread))
+    def stop(self, applier):
+        if applier in self._threads:
+            self.sim.threads.remove(self._threads.pop(applier))
 
     def share_memory(self, nbytes: int):
         memory = np.full(nbytes + 64, POISON, np.uint8)
