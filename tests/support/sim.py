@@ -402,8 +402,9 @@ class SimWorld(World):
         self.sim.threads.append(self._threads[applier])
 
     def stop(self, applier):
-        if applier in self._threads:
-            self.sim.threads.remove(self._threads.pop(applier))
+        thread = self._threads.pop(applier, None)
+        if thread in self.sim.threads:  # empty once the simulation has ended
+            self.sim.threads.remove(thread)
 
     def share_memory(self, nbytes: int):
         memory = np.full(nbytes + 64, POISON, np.uint8)
