@@ -198,9 +198,12 @@ class ApplierThread {
 
   // Drains the rings of this applier too, until remove().
   void add(PushApplier* applier) {
-    std::lock_guard<std::mutex> hold(lock_);
-    appliers_.push_back(applier);
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    {
+      std::lock_guard<std::mutex> hold(lock_);
+      appliers_.push_back(applier);
+      if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    }
+    wake_.notify_all();
   }
 
   // The applier is not used any more; records remain in its rings. No effect if it was not added.
@@ -226,6 +229,7 @@ class ApplierThread {
     Microseconds pause = kShortest;
     std::unique_lock<std::mutex> hold(lock_);
     while (!stops_) {
+      wake_.wait(hold, [this] { return stops_ || !appliers_.empty(); });
       int64_t num_applied = 0;
       for (PushApplier* applier : appliers_) num_applied += applier->drain_apart();
       pause = num_applied > 0 ? kShortest : std::min(2 * pause, kLongest);

@@ -111,8 +111,8 @@ class Request {
   int64_t num_bytes() const { return num_bytes_; }
   int64_t num_positions() const { return route_->num_positions(); }
 
-  // Copies the rows to their positions, outs[a] (n, dims[a]), and frees the replies. Throws std::out_of_range
-  // if they are not here.
+  // Copies the rows to their positions, outs[a] (n, dims[a]), and frees the replies. Throws std::out_of_range if they
+  // are not here.
   void place(const std::vector<float*>& outs) {
     for (size_t i = 0; i < channel_->owners.size(); ++i)
       core_.place(channel_->owners[i], bytes_of(i), kWord * sections_[i].num_words, outs);
@@ -256,8 +256,9 @@ class Exchange {
   // Receives the replies of all rounds.
   void receive_all() { receive(num_rounds_ - 1); }
 
-  // Answers all clients in this round and those before it.
+  // Answers all clients in this round and those before it. Throws as check().
   void serve(int64_t number) {
+    check();
     for (size_t i = 0; i < rounds_.size() && rounds_[i].number <= number; ++i) {
       if (rounds_[i].is_served) continue;
       if (!clients_.empty()) answer_clients(rounds_[i]);
@@ -268,7 +269,6 @@ class Exchange {
 
   // Receives the replies of this round and those before it. Throws as check().
   void receive(int64_t number) {
-    check();
     serve(number);
     while (!rounds_.empty() && rounds_.front().number <= number) {
       Round& round = rounds_.front();

@@ -132,11 +132,11 @@ class World:
         for receiver in list(self.receivers):
             receiver.receive_pending()
 
-    def start(self, applier: _C.PushApplier):
-        """Applies what arrives while this rank computes, in one thread for all of its tables."""
+    def start(self, applier):
+        """Applies what arrives at an _C.PushApplier while this rank computes, in one thread for all of its tables."""
         self._applier_thread.add(applier)
 
-    def stop(self, applier: _C.PushApplier):
+    def stop(self, applier):
         """Ends start(), whether it was called or not; may be called twice."""
         self._applier_thread.remove(applier)
 

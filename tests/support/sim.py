@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 import zlib
 from collections import defaultdict, deque
 from concurrent.futures import ProcessPoolExecutor
@@ -380,7 +381,7 @@ class SimWorld(World):
         self.is_remote = ~np.isin(np.arange(sim.size), self.node_ranks)
         self.receivers, self.num_wires, self._threads = {}, 0, {}
 
-    wires = set()
+    wires = weakref.WeakSet()
 
     def wait(self, look, what):
         def look_and_receive():

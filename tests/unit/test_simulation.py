@@ -1,11 +1,17 @@
 """The protocol on ranks of one process, in an order of events that a seed chooses (tests/support/sim.py)."""
 
+import gc
 import time
+import weakref
 
 import pytest
 import torch
 from faults import FAULTS
 from sim import Deadlock, Simulation, draw_sim_case, drive, install, runs_of, simulate
+
+from hetmpi import EmbeddingTable, RowOptimizer, Staleness
+from hetmpi.table.group import TableGroup
+from hetmpi.world import at_exit
 
 SECONDS, FAULT_S = 20, 60
 
@@ -54,6 +60,24 @@ def test_a_case_replays_exactly():
         sim.run(lambda world: drive(world, case))
         counts.append(dict(sim.counts))
     assert counts[0] == counts[1] != counts[2]
+
+
+@pytest.mark.parametrize("exchange", ["messages", "windows"])
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_tables_that_are_dropped_without_close_are_freed(exchange, staleness):
+    """Python's collector sees what the core refers to."""
+    worlds = []
+
+    def main(world):
+        worlds.append(weakref.ref(world))
+        how = {"exchange": exchange, "staleness": Staleness(staleness)}
+        group = TableGroup({name: EmbeddingTable(world, 20, 2, RowOptimizer("sgd"), name=name, **how) for name in "ab"})
+        group.read(dict.fromkeys(group, torch.arange(20)))
+
+    Simulation(0, [0, 1]).run(main)
+    at_exit._open.clear()
+    gc.collect()
+    assert len(worlds) == 2 and not any(world() for world in worlds)
 
 
 def test_an_error_of_one_rank_ends_all():
