@@ -71,7 +71,7 @@ class PushApplier {
     return applied;
   }
 
-  // As drain(), but leaves an error to the next call of another method.
+  // As drain(), but throws nothing: an error is kept for the next call of another method.
   int64_t drain_apart() {
     std::lock_guard<std::mutex> hold(lock_);
     return drain_rings();

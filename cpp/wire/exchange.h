@@ -277,10 +277,7 @@ class Exchange {
           round.replies[place_of(servers_, message.partner)] = std::move(message.words);
         return missing_in(round).empty();
       };
-      const auto what = [&] {
-        return Awaited{"for {} to read or write the table as often as it does", missing_in(round)};
-      };
-      waits_->wait(look, what);
+      waits_->wait(look, [&] { return calls_of(missing_in(round)); });
       breaking([&] { read(round); });
       rounds_.pop_front();
     }
@@ -374,12 +371,9 @@ class Exchange {
   static Words message_to(size_t server, const Requests& sections) {
     std::vector<int64_t> lengths;
     for (const auto& request : sections) lengths.push_back(request ? request->num_words(server) : 0);
-    const int64_t num_words = message_words(lengths.data(), static_cast<int64_t>(lengths.size()));
-    const std::shared_ptr<int64_t[]> message(new int64_t[num_words]);  // not set to zero first
-    const std::vector<int64_t> begins = write_lengths(lengths, message.get());
-    for (size_t table = 0; table < sections.size(); ++table)
-      if (sections[table]) sections[table]->write(server, message.get() + begins[table]);
-    return {message.get(), num_words, message};
+    return message_of_sections(lengths, [&](size_t table, int64_t* at) {
+      if (sections[table]) sections[table]->write(server, at);
+    });
   }
 
   void begin_round(Requests sections) {
@@ -443,12 +437,16 @@ class Exchange {
     waits_->wait([&] { return poll(), server_->num_answered() > round.number; }, [&] { return unserved(); });
   }
 
+  static Awaited calls_of(Ranks ranks) {
+    return {"for {} to read or write the table as often as it does", std::move(ranks)};
+  }
+
   Awaited unserved() const {
     Ranks missing;
     for (size_t i = 0; i < clients_.size(); ++i)
       if (num_received_[i] < tags_.size()) missing.push_back(clients_[i]);
     if (missing.empty()) return {"for the other ranks of its node to apply gradients", {}};
-    return {"for {} to read or write the table as often as it does", missing};
+    return calls_of(missing);
   }
 
   Ranks missing_in(const Round& round) const {

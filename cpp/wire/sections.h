@@ -1,9 +1,12 @@
 // Sections: a message of several tables is the number of 8-byte words of each table's section, then the sections.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace hetmpi {
@@ -18,16 +21,26 @@ inline int64_t message_words(const int64_t* lengths, int64_t num_tables) {
   return std::accumulate(lengths, lengths + num_tables, num_tables);
 }
 
-// Writes the lengths of a message's sections, in words. Returns where each of them begins.
-inline std::vector<int64_t> write_lengths(const std::vector<int64_t>& lengths, int64_t* message) {
-  std::vector<int64_t> begins;
-  auto end = static_cast<int64_t>(lengths.size());
-  for (const int64_t length : lengths) {
-    *message++ = length;
-    begins.push_back(end);
-    end += length;
-  }
-  return begins;
+// The words of a message, and what keeps them in memory.
+struct Words {
+  const int64_t* at = nullptr;
+  int64_t num = 0;
+  std::shared_ptr<const void> owner;
+};
+
+inline Words words_of(std::vector<int64_t> message) {
+  auto kept = std::make_shared<const std::vector<int64_t>>(std::move(message));
+  return {kept->data(), static_cast<int64_t>(kept->size()), kept};
+}
+
+// A message whose sections have these lengths, in words. write(table, at): writes the section of a table.
+template <typename Write>
+Words message_of_sections(const std::vector<int64_t>& lengths, Write write) {
+  const int64_t num_words = message_words(lengths.data(), static_cast<int64_t>(lengths.size()));
+  const std::shared_ptr<int64_t[]> message(new int64_t[num_words]);  // not set to zero first
+  int64_t* section = std::copy(lengths.begin(), lengths.end(), message.get());
+  for (size_t table = 0; table < lengths.size(); section += lengths[table++]) write(table, section);
+  return {message.get(), num_words, message};
 }
 
 // The section of each table. Throws std::out_of_range if they exceed the message.

@@ -33,18 +33,6 @@ namespace hetmpi {
 
 constexpr int64_t kNoSection = -2;  // the reason of a table that takes no part in a message
 
-// The words of a message, and what keeps them in memory.
-struct Words {
-  const int64_t* at = nullptr;
-  int64_t num = 0;
-  std::shared_ptr<const void> owner;
-};
-
-inline Words words_of(std::vector<int64_t> message) {
-  auto kept = std::make_shared<const std::vector<int64_t>>(std::move(message));
-  return {kept->data(), static_cast<int64_t>(kept->size()), kept};
-}
-
 class Server {
  public:
   // ranks: of the clients, ascending; own: this rank. in_rounds: the policy.
@@ -236,13 +224,9 @@ class Server {
     std::vector<int64_t> lengths(num_tables);
     for (size_t table = 0; table < num_tables; ++table)
       if (of[table] && tables_[table] != nullptr) lengths[table] = tables_[table]->reply_bytes(i) / kWord;
-    const int64_t num_words = message_words(lengths.data(), static_cast<int64_t>(num_tables));
-    const std::shared_ptr<int64_t[]> reply(new int64_t[num_words]);  // not set to zero first
-    const std::vector<int64_t> begins = write_lengths(lengths, reply.get());
-    for (size_t table = 0; table < num_tables; ++table)
-      if (of[table] && tables_[table] != nullptr)
-        tables_[table]->write_reply(i, reinterpret_cast<uint8_t*>(reply.get() + begins[table]));
-    client.replies.push_back({reply.get(), num_words, reply});
+    client.replies.push_back(message_of_sections(lengths, [&](size_t table, int64_t* at) {
+      if (of[table] && tables_[table] != nullptr) tables_[table]->write_reply(i, reinterpret_cast<uint8_t*>(at));
+    }));
     client.request = {};
     ++client.num_answered;
   }
