@@ -75,7 +75,7 @@ class Filled:
 
     def __init__(self, num_rows: int, dim: int):
         self.dim = dim
-        self.cache = _C.RowCache(num_rows, RowOptimizer("sgd", 1.0).core(dim), "lfu")
+        self.cache = _C.HostLines(num_rows, RowOptimizer("sgd", 1.0).core(dim), "lfu")
         self.cache.set_step(1.0, 1)
         keys = np.arange(num_rows) * KEY_STRIDE
         for begin in range(0, num_rows, 10_000):

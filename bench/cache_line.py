@@ -74,7 +74,7 @@ def ids_of_batches() -> list[np.ndarray]:
 def filled(num_rows: int, dim: int, keys: np.ndarray):
     """A cache of `num_rows` lines with `keys` (n,) among them, each with a pending sum of two gradients."""
     others = np.arange(num_rows - len(keys)) + (1 << 40)
-    cache = _C.RowCache(num_rows + num_rows // 4, RowOptimizer("adagrad", 0.05).core(dim), "lfu")
+    cache = _C.HostLines(num_rows + num_rows // 4, RowOptimizer("adagrad", 0.05).core(dim), "lfu")
     cache.set_drift(FAR, RANKS - 1)
     for part in np.array_split(
         np.random.default_rng(0).permutation(np.concatenate([keys, others])), num_rows // 10_000

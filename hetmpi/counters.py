@@ -1,4 +1,4 @@
-"""Counters: operations and traffic of one rank's table, and lags of its reads."""
+"""Counters: operations and traffic of one rank's table, and lags of its reads. cpp/counters.h counts."""
 
 from __future__ import annotations
 

@@ -28,10 +28,18 @@ class Schedule:
 
     def factor(self, step: int) -> float:
         """Factor of the base learning rate at `step`, counted from 0."""
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        if self.kind in ("constant", "plateau"):
-            return self.decay**self.drops
-        done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
-        fall = 1.0 - done if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-        return self.floor + (1.0 - self.floor) * fall
+        return self.factors(step, 1)[0]
+
+    def factors(self, first: int, num: int) -> list[float]:
+        """Those of `num` steps from `first` on; a single call, as each table asks for some in each step."""
+        factors = []
+        for step in range(first, first + num):
+            if step < self.warmup_steps:
+                factors.append((step + 1) / self.warmup_steps)
+            elif self.kind in ("constant", "plateau"):
+                factors.append(self.decay**self.drops)
+            else:
+                done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+                fall = 1.0 - done if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+                factors.append(self.floor + (1.0 - self.floor) * fall)
+        return factors

@@ -1,12 +1,12 @@
-"""Spans: the time of each part of a step."""
+"""Spans: the time of each part of a step (cpp/spans.h)."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections import deque
 
 import numpy as np
+
+from hetmpi._C import Spans  # noqa: F401
 
 PARTS = {  # in the order of a step
     "load": "waiting for the loader's batch",
@@ -31,56 +31,6 @@ WAITS = (
     "push",
 )  # time that a rank with all rows in memory would not spend
 IDLE = "waiting for files"  # an activity that may last, as it waits for the user
-TRACED = 200_000  # maximum number of spans in a trace: the last ones
-
-
-class Spans:
-    """Time of one rank by part. Parts follow each other and are never nested.
-
-    seconds   part -> seconds so far
-    trace     the last (part, begin, end), in seconds since 1970; empty unless requested
-    step      current step, from 0
-    doing     current part, or the argument of now()
-    ticks     number of changes of `doing`
-    """
-
-    def __init__(self, keeps_trace: bool = False):
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.trace = deque(maxlen=TRACED if keeps_trace else 0)
-        self.epoch = time.time() - time.perf_counter()
-        self._spans = {part: Span(self, part) for part in PARTS}
-        self.step, self.doing, self.ticks = 0, "set-up", 0
-
-    def __call__(self, part: str) -> Span:
-        """A context whose time is added to `part`."""
-        return self._spans[part]
-
-    def now(self, doing: str):
-        """Sets the current activity outside the parts of a step, for the watchdog."""
-        self.doing = doing
-        self.ticks += 1
-
-    def as_array(self) -> np.ndarray:
-        """Milliseconds of each part, (number of parts,) float64."""
-        return 1000 * np.array([*self.seconds.values()])
-
-
-class Span:
-    """One part, entered repeatedly."""
-
-    def __init__(self, spans: Spans, part: str):
-        self.spans, self.part, self.began = spans, part, 0.0
-
-    def __enter__(self):
-        self.spans.doing = self.part  # as now(), which would be another call
-        self.spans.ticks += 1
-        self.began = time.perf_counter()
-
-    def __exit__(self, *_):
-        ended = time.perf_counter()
-        self.spans.seconds[self.part] += ended - self.began
-        if self.spans.trace.maxlen:
-            self.spans.trace.append((self.part, self.began + self.spans.epoch, ended + self.spans.epoch))
 
 
 def by_part(milliseconds: np.ndarray) -> dict[str, float]:

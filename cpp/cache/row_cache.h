@@ -16,7 +16,6 @@
 //                     preview of the owner's update, scaled by `anticipate`
 //   push_directly     adds the gradients of keys without a line to the pushes
 //   clocks_within     clocks of usable lines, from which an owner determines the lines that are too old
-//   preview           applies sums to fetched rows whose owners have not received these sums
 //   take_pending      moves pending sums to the pushes: those by slot that are due at a staleness, or all
 //
 // REQUIRES of all calls: slots are -1 (skipped) or were returned for a key that has not been evicted since; no slot
@@ -104,6 +103,28 @@ HETMPI_CLONES static inline Moved updated(const RowOptimizer& optimizer, float* 
                                           float* mean_square, const float* grad, float scale, int32_t own,
                                           bool limits_drift) {
   return optimizer.update(sums, count, weight, mean_square, grad, scale, own, limits_drift);
+}
+
+// A sum (sum_dim) over `count` iterations as a gradient; computes the squares of a single one.
+inline Gradient summed(const RowOptimizer& optimizer, float* sums, int32_t count, float scale) {
+  if (count == 1) optimizer.square(sums + optimizer.dim(), sums, Serially());
+  return optimizer.summed(sums, sums + optimizer.dim(), count, scale);
+}
+
+// Applies sums (m, sum_dim), over counts (m) iterations, that the owners have not received to fetched rows: to those at
+// `positions` (m), -1 for none, of weights (n, dim), states (n, preview_dim) and clocks (n), as refresh() does with
+// pending sums. The sums' own clocks (m) become those of the rows: they now count as gradients of the fetched rows.
+inline void preview_sums(const RowOptimizer& optimizer, const int64_t* positions, int64_t m, float* sums,
+                         const int32_t* counts, int32_t* sum_clocks, float anticipate, float* weights, float* states,
+                         int32_t* clocks) {
+  for (int64_t i = 0; i < m; ++i) {
+    const int64_t j = positions[i];
+    if (j < 0) continue;
+    optimizer.preview(weights + j * optimizer.dim(), states + j * optimizer.preview_dim(),
+                      summed(optimizer, sums + i * optimizer.sum_dim(), counts[i], anticipate));
+    clocks[j] += counts[i];
+    sum_clocks[i] = clocks[j];
+  }
 }
 
 class RowCache {
@@ -229,7 +250,7 @@ class RowCache {
       line.moved = 0;
       line.clock = clocks[i] + count;
       if (count == 0) continue;
-      const Gradient sum = summed(pending(slot), count, anticipate);
+      const Gradient sum = summed(optimizer_, pending(slot), count, anticipate);
       if (type_ == RowType::kFloat32)
         optimizer_.preview(weight(slot), state(slot), sum);
       else
@@ -325,21 +346,6 @@ class RowCache {
       const Line& line = line_[slots[i]];
       const bool is_written = will_write && last_use_in(worth_[slots[i]]) == now_;
       if (is_young(line.age, is_written, staleness)) clocks[i] = line.clock;
-    }
-  }
-
-  // Applies sums (m, sum_dim), over counts (m) iterations, to the rows at `positions` (m), -1 for none, of weights (n,
-  // dim), states (n, preview_dim) and clocks (n), as refresh() does with pending sums. The sums' own clocks (m) become
-  // those of the rows: they now count as gradients of the fetched rows.
-  void preview(const int64_t* positions, int64_t m, float* sums, const int32_t* counts, int32_t* sum_clocks,
-               float anticipate, float* weights, float* states, int32_t* clocks) const {
-    for (int64_t i = 0; i < m; ++i) {
-      const int64_t j = positions[i];
-      if (j < 0) continue;
-      optimizer_.preview(weights + j * dim_, states + j * preview_dim_,
-                         summed(sums + i * sum_dim_, counts[i], anticipate));
-      clocks[j] += counts[i];
-      sum_clocks[i] = clocks[j];
     }
   }
 
@@ -464,12 +470,6 @@ class RowCache {
     free_pending_.pop_back();
     line_[slot].steps.first = step_;
     ++num_pending_;
-  }
-
-  // A sum (sum_dim) as a gradient; computes the squares of a single one.
-  Gradient summed(float* sums, int32_t count, float scale) const {
-    if (count == 1) optimizer_.square(sums + dim_, sums, Serially());
-    return optimizer_.summed(sums, sums + dim_, count, scale);
   }
 
   // Moves the pending sum of a line, if it has one, to `out`.

@@ -11,6 +11,7 @@
 //   sums_ has the gradients of ranks < next_ (and the drained part of next_) of key index_.keys()[i] as its i-th row.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -20,25 +21,38 @@
 #include "key_index.h"
 #include "owner/rank_sums.h"
 #include "owner/ring.h"
+#include "owner/route.h"
 #include "owner/shard.h"
 
 namespace hetmpi {
 
 class StepReducer {
  public:
-  // rings: one per rank, of records without clocks; this rank's own is not used.
-  StepReducer(std::vector<RingConsumer> rings, int64_t own_rank, Shard shard)
-      : rings_(std::move(rings)), own_rank_(own_rank), shard_(shard) {}
+  // rings: one per rank, of records without clocks; this rank's own is not used. applied: counts the steps applied.
+  StepReducer(std::vector<RingConsumer> rings, int64_t own_rank, Shard shard, int64_t* applied)
+      : rings_(std::move(rings)), own_rank_(own_rank), shard_(shard), applied_(applied) {}
 
-  // Begins a step with this rank's own message: keys[i] (n, distinct) has gradient grads[order[i]] (dim). The
-  // arrays must outlive apply().
-  void begin(int64_t step, const int64_t* keys, const int64_t* order, const float* grads, int64_t num_rows) {
+  // Begins a step with this rank's gradients (n, dim) of a route's keys, of which it takes its own. The route must
+  // outlive apply(), and the gradients too, unless it `copies` them.
+  void begin(int64_t step, const RouteView& route, const float* grads, bool copies) {
+    const int64_t begin = route.first[own_rank_];
+    own_ = {route.keys + begin, route.order + begin, grads, route.num(own_rank_)};
     step_ = step;
     next_ = 0;
-    own_ = {keys, order, grads, num_rows};
+    is_open_ = true;
+    if (copies) {
+      copied_.resize(own_.num_rows * shard_.dim);
+      for (int64_t i = 0; i < own_.num_rows; ++i)
+        std::copy_n(own_gradient(i), shard_.dim, copied_.data() + i * shard_.dim);
+      own_.order = nullptr;
+      own_.grads = copied_.data();
+    }
     sums_.begin(shard_.dim, num_ranks());
-    if (!is_alone()) index_.clear(num_rows * 2);
+    if (!is_alone()) index_.clear(own_.num_rows * 2);
   }
+
+  // Whether a step is begun and not applied.
+  bool is_open() const { return is_open_; }
 
   // Sums the records that have arrived; true once all ranks have sent "last". Never blocks.
   bool poll() {
@@ -73,6 +87,8 @@ class StepReducer {
       if (i + kAhead < n) shard_.prefetch(rows_[i + kAhead]);
       shard_.apply(rows_[i], is_alone() ? own_gradient(i) : sums_.sum(i), optimizer);
     }
+    is_open_ = false;
+    __atomic_store_n(applied_, *applied_ + 1, __ATOMIC_RELEASE);  // the rows before it
     return n;
   }
 
@@ -80,7 +96,7 @@ class StepReducer {
   static constexpr int64_t kAhead = 16;  // rows prefetched
 
   struct Own {
-    const int64_t *keys, *order;
+    const int64_t *keys, *order;  // order null: 0, 1, ...
     const float* grads;
     int64_t num_rows;
   };
@@ -90,7 +106,9 @@ class StepReducer {
   // Without other ranks there is nothing to sum: own_ is applied as it is.
   bool is_alone() const { return num_ranks() == 1; }
 
-  const float* own_gradient(int64_t i) const { return own_.grads + own_.order[i] * shard_.dim; }
+  const float* own_gradient(int64_t i) const {
+    return own_.grads + (own_.order == nullptr ? i : own_.order[i]) * shard_.dim;
+  }
 
   // Adds the next rank's gradients, grad_of(i) (dim) of keys[i] (n). is_kept: as RankSums::add.
   template <typename GradOf>
@@ -110,12 +128,15 @@ class StepReducer {
   std::vector<RingConsumer> rings_;
   int64_t own_rank_;
   Shard shard_;
+  int64_t* applied_;
+  bool is_open_ = false;
   int64_t step_ = -1;
   int64_t next_ = 0;
   Own own_{};
   KeyIndex index_;
   RankSums sums_;
   std::vector<int64_t> rows_;  // of the summed keys
+  std::vector<float> copied_;  // this rank's own
 };
 
 }  // namespace hetmpi

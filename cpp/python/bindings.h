@@ -15,13 +15,13 @@ void bind_partition(py::module_& m);
 void bind_optimizer(py::module_& m);
 void bind_row_file(py::module_& m);
 void bind_ring(py::module_& m);
-void bind_step_reducer(py::module_& m);
 void bind_push_applier(py::module_& m);
 void bind_round(py::module_& m);
 void bind_exchange(py::module_& m);
 void bind_line(py::module_& m);
-void bind_ring_writer(py::module_& m);  // after bind_round, whose arrays it takes
-void bind_row_cache(py::module_& m);
+void bind_lines(py::module_& m);
+void bind_spans(py::module_& m);
+void bind_clients(py::module_& m);
 void bind_id_map(py::module_& m);
 void bind_sampler(py::module_& m);
 void bind_distances(py::module_& m);

@@ -1,18 +1,16 @@
-// Exchange, Channel, Request: the messages of several tables, on a wire and in a world that are Python's.
+// Exchange, Channel: the messages of several tables, on a wire and in a world that are Python's.
 #include "wire/exchange.h"
 
 #include <pybind11/stl.h>
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "python/arrays.h"
 #include "python/bindings.h"
-#include "python/round_server.h"
 #include "python/wire_arrays.h"
 
 namespace hetmpi {
@@ -93,87 +91,35 @@ class PyExchange {
   Exchange core;
 };
 
-std::shared_ptr<Request> request_of(const Channel& channel, int64_t reason, std::shared_ptr<const Route> route,
-                                    int64_t step, std::optional<Array<int32_t>> known, int64_t bound,
-                                    const std::vector<PyMessage>& pushes, std::optional<Array<int32_t>> versions) {
-  const ssize_t n = route->num_positions();
-  std::optional<std::vector<int32_t>> clocks;
-  int32_t* owners_clocks = nullptr;
-  std::shared_ptr<const void> memory;
-  if (known) {
-    check_shape(*known, "known", {n});
-    if (!versions) throw std::invalid_argument("a request with `known` needs `versions`");
-    check_shape(*versions, "versions", {n});
-    clocks.emplace(known->data(), known->data() + n);
-    owners_clocks = versions->mutable_data();
-    memory = kept(std::move(*versions));
-  }
-  std::vector<Push> pushed;
-  for (const PyMessage& push : pushes) {
-    const std::shared_ptr<const PyMessage> message = kept(push);
-    pushed.push_back({message->view(channel.format), message});
-  }
-  return std::make_shared<Request>(channel, RequestHeader{reason, bound, step}, std::move(route), std::move(clocks),
-                                   std::move(pushed), owners_clocks, std::move(memory));
-}
-
-void place(Request& request, std::vector<Array<float>> outs) {
-  const std::vector<int64_t>& dims = request.channel().dims;
-  std::vector<float*> places;
-  for (size_t a = 0; a < dims.size(); ++a) {
-    check_shape(outs.at(a), "out", {request.num_positions(), dims[a]});
-    places.push_back(outs[a].mutable_data());
-  }
-  py::gil_scoped_release release;
-  request.place(places);
-}
-
 }  // namespace
 
 void bind_exchange(py::module_& m) {
   using WithoutGil = py::call_guard<py::gil_scoped_release>;
-  m.attr("PUSHES") = kPushes;
   m.attr("REQUEST_TAG") = kRequestTag;
   m.attr("REPLY_TAG") = kReplyTag;
   m.attr("POST_TAG") = kPostTag;
 
   py::class_<Channel>(m, "Channel", "One table's part of the messages (cpp/wire/exchange.h).")
-      .def(py::init([](PyRoundServer* server, std::vector<Ranks> owners, RecordFormat format, std::vector<int64_t> dims,
-                       bool is_exact) {
-             return Channel{nullptr, &server->core(), std::move(owners), format, std::move(dims), is_exact};
+      .def(py::init([](RoundServer* server, std::vector<Ranks> owners, RecordFormat format, std::vector<int64_t> dims,
+                       bool is_exact, bool is_collective) {
+             return Channel{nullptr, server, std::move(owners), format, std::move(dims), is_exact, is_collective};
            }),
            py::arg("server"), py::arg("owners"), py::arg("format"), py::arg("dims"), py::arg("is_exact"),
-           py::keep_alive<1, 2>(), "owners: on the node of each server; dims: of the arrays of a row in a reply.")
-      .def_readonly("is_exact", &Channel::is_exact, "Whether the table is read at s = 0.");
-
-  py::class_<Request, std::shared_ptr<Request>>(
-      m, "Request", "What a table asks of the owners on other nodes, and their replies (cpp/wire/exchange.h).")
+           py::arg("is_collective"), py::keep_alive<1, 2>(),
+           "owners: on the node of each server; dims: of the arrays of a row in a reply.")
+      .def_readonly("is_exact", &Channel::is_exact, "Whether the table is read at s = 0.")
+      .def_readonly("is_collective", &Channel::is_collective,
+                    "Whether all ranks must make the same calls in the same order.")
       .def(
-          py::init(&request_of), py::arg("channel"), py::arg("reason"), py::arg("route"), py::arg("step") = 0,
-          py::arg("known").noconvert() = py::none(), py::arg("bound") = 0, py::arg("pushes") = std::vector<PyMessage>(),
-          py::arg("versions").noconvert() = py::none(), py::keep_alive<1, 2>(),
-          "route: the requested keys, at their positions in a batch of n. step: at s = 0, the steps that the rows must "
-          "have. At s >= 1 known (n,) int32: the clock of this rank's copy of each row, NO_LINE if it has no usable "
-          "one; bound: how far an owner's clock may be ahead of it without a need for the row; versions (n,) int32: "
-          "gets the owners' clocks. pushes: Messages, which the owners apply first. Nothing given is to be changed.")
-      .def_property_readonly("step", &Request::step)
-      .def_property_readonly("num_bytes", &Request::num_bytes, "Of the rows that the replies bring.")
-      .def_property_readonly(
-          "fetched",
-          [](const py::object& self) {
-            const auto& mask = self.cast<const Request&>().fetched();
-            return Array<bool>(mask.size(), reinterpret_cast<const bool*>(mask.data()), self);
+          "fetch",
+          [](const Channel& of, std::shared_ptr<Route> route, Array<float> out) {
+            check_shape(out, "out", {route->num_positions(), of.dims.at(0)});
+            float* rows = out.mutable_data();
+            py::gil_scoped_release release;
+            fetch(of, route, 0, rows);
           },
-          "The rows that the replies bring, once they are received: (n,) bool; at s = 0 empty, as they bring all.")
-      .def(
-          "serve", [](const Request& of) { of.exchange().serve(of.round()); }, WithoutGil(),
-          "Answers the requests of other ranks in this round, if no thread does.")
-      .def(
-          "receive", [](const Request& of) { of.exchange().receive(of.round()); }, WithoutGil(),
-          "Waits for the replies.")
-      .def("place", &place, py::arg("outs"),
-           "Copies the rows to their positions: an out (n, width) float32 for each array of a row.")
-      .def("drop", [](const Request& of) { of.exchange().drop(of); }, WithoutGil(), "Ends it in any state.");
+          py::arg("route"), py::arg("out").noconvert(),
+          "Copies the first rows (n, dim) of a Route's keys, all of other nodes, to their positions in out.");
 
   py::class_<PyExchange>(m, "Exchange", "The messages of several tables between nodes (cpp/wire/exchange.h).")
       .def(py::init<py::handle, py::handle, Server*, Ranks, Ranks>(), py::arg("world"), py::arg("wire"),
@@ -192,14 +138,6 @@ void bind_exchange(py::module_& m) {
       .def(
           "check", [](const PyExchange& of) { of.core.check(); },
           "Raises RuntimeError if an error has ended the messages.")
-      .def(
-          "ask", [](PyExchange& of, const Exchange::Requests& requests) { of.core.ask(requests); }, py::arg("requests"),
-          WithoutGil(), "Sends every server Requests, of some channels. Raises as check().")
-      .def(
-          "post", [](PyExchange& of, const Exchange::Requests& requests) { of.core.post(requests); },
-          py::arg("requests"), WithoutGil(),
-          "Sends every server gradients, and what Requests ask that are for another reason than PUSHES. All ranks post "
-          "equally often.")
       .def(
           "poll", [](PyExchange& of) { return of.core.poll(); }, WithoutGil(),
           "Lets messages leave, and receives and answers those of clients. Returns whether all that this rank has sent "

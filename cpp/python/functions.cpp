@@ -1,19 +1,16 @@
-// Functions on keys and rows: distinct keys, keys among others, initial values, gather, sum_by_row, spread_add.
+// Functions on keys and rows: distinct keys, initial values, gather, sum_by_row, spread_add.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <vector>
 
-#include "cache/pull_parts.h"
 #include "key_index.h"
 #include "owner/huge_pages.h"
-#include "owner/route.h"
 #include "owner/row_init.h"
 #include "owner/shard.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
-#include "python/gather.h"
 #include "vectors.h"
 
 namespace hetmpi {
@@ -66,47 +63,6 @@ bool all_finite(const Array<float>& values) {
   return is_finite(value, n);
 }
 
-Array<int64_t> places_of(const Route& route, const Array<int64_t>& batch, const Array<bool>& chosen) {
-  check_shape(batch, "batch", {-1});
-  check_shape(chosen, "chosen", {batch.shape(0)});
-  Array<int64_t> places(route.num_positions());
-  const int64_t *key = batch.data(), n = batch.shape(0);
-  const auto* mask = reinterpret_cast<const uint8_t*>(chosen.data());
-  int64_t* out = places.mutable_data();
-  py::gil_scoped_release release;
-  route.find_in(key, mask, n, out);
-  return places;
-}
-
-py::tuple part_of_pull_of(const Array<int64_t>& places, const Array<int64_t>& pull_slots,
-                          const Array<int32_t>& pull_clocks, const Array<bool>& is_uncached, const Array<float>& rows,
-                          const Array<bool>& is_admitted, int64_t first_new, Array<int64_t> slots,
-                          Array<int32_t> clocks, Array<float> out, Array<bool> left) {
-  const ssize_t n = places.shape(0), m = pull_slots.shape(0), dim = rows.shape(1);
-  check_shape(pull_clocks, "pull_clocks", {m});
-  check_shape(is_uncached, "is_uncached", {m});
-  check_shape(rows, "rows", {m, dim});
-  check_shape(is_admitted, "is_admitted", {n});
-  check_shape(slots, "slots", {n});
-  check_shape(clocks, "clocks", {n});
-  check_shape(out, "out", {n, dim});
-  check_shape(left, "left", {n});
-  const PulledKeys pull{pull_slots.data(), pull_clocks.data(), is_uncached.data(), rows.data(), dim};
-  const int64_t* place = places.data();
-  const bool* may_have_line = is_admitted.data();
-  int64_t* slot_out = slots.mutable_data();
-  int32_t* clock_out = clocks.mutable_data();
-  float* row_out = out.mutable_data();
-  bool* is_missing = left.mutable_data();
-  PartCounts counts;
-  {
-    py::gil_scoped_release release;
-    check_in(place, n, m, "places");
-    counts = part_of_pull(pull, place, may_have_line, first_new, n, slot_out, clock_out, row_out, is_missing);
-  }
-  return py::make_tuple(counts.num_missing, counts.num_repeated, counts.num_hits);
-}
-
 // The same memory (n,) at addresses that huge pages need; populates it if this process is the first to use it.
 Array<uint8_t> aligned_view(Array<uint8_t> memory, bool populates) {
   auto view = std::make_unique<AlignedView>(memory.mutable_data(), memory.nbytes());
@@ -137,7 +93,12 @@ void gather(const Array<float>& weight, const Array<int64_t>& rows, Array<float>
   const int64_t* row = rows.data();
   float* to = out.mutable_data();
   py::gil_scoped_release release;
-  gather_part(from, num_rows, row, to, n, nullptr, n, dim, row_copy(dim), kAtOnce);
+  check_in(row, n, num_rows, "row numbers");
+  constexpr ssize_t kAhead = 16;  // rows prefetched
+  for (ssize_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) prefetch_read(from + row[i + kAhead] * dim, dim);
+    std::memcpy(to + i * dim, from + row[i] * dim, dim * sizeof(float));
+  }
 }
 
 // values: its rows may lie apart.
@@ -188,18 +149,6 @@ void bind_functions(py::module_& m) {
         "Position of the first of keys (n,) int64 that stands before in keys too, -1 if all are distinct.");
   m.def("all_finite", &all_finite, py::arg("values").noconvert(),
         "Whether no number of values, a float32 array, is NaN or infinite.");
-  m.def("places_of", &places_of, py::arg("route"), py::arg("batch").noconvert(), py::arg("chosen").noconvert(),
-        "Position of each key of a Route of a whole batch (m) among the chosen (n,) bool keys of another batch (n,) "
-        "int64, or -1: (m,) int64.");
-  m.def("part_of_pull", &part_of_pull_of, py::arg("places").noconvert(), py::arg("pull_slots").noconvert(),
-        py::arg("pull_clocks").noconvert(), py::arg("is_uncached").noconvert(), py::arg("rows").noconvert(),
-        py::arg("is_admitted").noconvert(), py::arg("first_new"), py::arg("slots").noconvert(),
-        py::arg("clocks").noconvert(), py::arg("out").noconvert(), py::arg("left").noconvert(),
-        "A batch (n,) of a pull (m,) that serves several: places (n,) int64 of its keys there, pull_slots and "
-        "pull_clocks (m,), rows (m, dim) where is_uncached (m,) bool. Sets slots, clocks (n,), out (n, dim) where the "
-        "row "
-        "is kept, and left (n,) bool: neither line nor kept row. Returns the numbers of keys left, of admitted (n,) "
-        "bool keys at places below first_new, and of those with a line.");
   m.attr("HUGE_PAGE_BYTES") = kHugePage;
   m.def("aligned_view", &aligned_view, py::arg("memory").noconvert(), py::arg("populates"),
         "Shared memory (n,) uint8 at addresses that huge pages need; populates: allocates it as such, where the kernel "

@@ -40,13 +40,13 @@ PYBIND11_MODULE(_C, m) {
   bind_optimizer(m);
   bind_row_file(m);
   bind_ring(m);
-  bind_step_reducer(m);
   bind_push_applier(m);
   bind_round(m);
   bind_line(m);
   bind_exchange(m);
-  bind_ring_writer(m);
-  bind_row_cache(m);
+  bind_lines(m);
+  bind_spans(m);
+  bind_clients(m);
   bind_id_map(m);
   bind_sampler(m);
   bind_distances(m);

@@ -1,16 +1,13 @@
-// Partition, the directory of its formula, and keys by owner.
+// Partition, the directory of its formula, and keys by owner (Route).
 #include <pybind11/stl.h>
 
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "owner/directory.h"
-#include "owner/keys.h"
 #include "owner/route.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
@@ -76,73 +73,6 @@ py::object numbers(const py::object& route, const std::vector<int64_t>& from, in
   return array;
 }
 
-// Keys with the tensor that identifies their batch in later calls, and its values.
-struct PyKeys {
-  py::object tensor;
-  Array<int64_t> array;
-  Keys core;
-
-  PyKeys(py::object tensor, Array<int64_t> array, const Partition& partition, const Mask& remote_ranks,
-         const Mask& admitted_ranks)
-      : tensor(std::move(tensor)),
-        array(std::move(array)),
-        core(made(partition, this->array, checked(remote_ranks, partition), checked(admitted_ranks, partition))) {}
-
-  bool has_values(const Array<int64_t>& values) const {
-    return array.size() == values.size() && std::memcmp(array.data(), values.data(), array.nbytes()) == 0;
-  }
-
-  bool are_those_of(const PyKeys& other) const {
-    return this == &other || (tensor.is(other.tensor) && has_values(other.array));
-  }
-
- private:
-  static const uint8_t* checked(const Mask& ranks, const Partition& partition) {
-    check_shape(ranks, "ranks", {static_cast<ssize_t>(partition.size())});
-    return bytes_of(ranks);
-  }
-
-  static Keys made(const Partition& partition, const Array<int64_t>& array, const uint8_t* remote,
-                   const uint8_t* admitted) {
-    const int64_t *key = array.data(), n = array.size();
-    py::gil_scoped_release release;
-    return Keys(partition, key, n, remote, admitted);
-  }
-};
-
-// Keys that were checked last, at most so many. Used with the GIL, by several threads.
-class RecentKeys {
- public:
-  explicit RecentKeys(size_t most) : most_(most) {}
-
-  size_t most() const { return most_; }
-  void set_most(size_t most) { most_ = most; }
-
-  void add(std::shared_ptr<PyKeys> keys) {
-    kept_.push_back(std::move(keys));
-    while (kept_.size() > most_) {
-      const std::shared_ptr<PyKeys> oldest = std::move(kept_.front());
-      kept_.pop_front();  // before its end, which may run Python
-    }
-  }
-
-  // Those of this tensor, if it still has their values; else null.
-  std::shared_ptr<PyKeys> find(const py::object& tensor) const {
-    std::vector<std::shared_ptr<PyKeys>> found;  // numpy() may let another thread add keys
-    for (const auto& keys : kept_)
-      if (keys->tensor.is(tensor)) found.push_back(keys);
-    if (found.empty()) return nullptr;
-    const auto values = Array<int64_t>::ensure(tensor.attr("numpy")());
-    for (const auto& keys : found)
-      if (values && keys->has_values(values)) return keys;
-    return nullptr;
-  }
-
- private:
-  size_t most_;
-  std::deque<std::shared_ptr<PyKeys>> kept_;
-};
-
 }  // namespace
 
 void bind_partition(py::module_& m) {
@@ -190,38 +120,6 @@ void bind_partition(py::module_& m) {
       .def_property_readonly("order", all_of(&Route::order),
                              "Position in the batch of the i-th routed key: (n,) int64.")
       .def_property_readonly("keys", all_of(&Route::keys), "That key: (n,) int64.");
-  const auto mask_of = [](std::vector<uint8_t> Keys::* mask) {
-    return [mask](const py::object& self) {
-      const std::vector<uint8_t>& values = self.cast<const PyKeys&>().core.*mask;
-      return Mask(values.size(), reinterpret_cast<const bool*>(values.data()), self);
-    };
-  };
-  const auto route_in = [](std::shared_ptr<const Route> Keys::* route) {
-    return [route](const PyKeys& keys) { return keys.core.*route; };
-  };
-  py::class_<PyKeys, std::shared_ptr<PyKeys>>(m, "Keys", "Keys of a call, checked (cpp/owner/keys.h).")
-      .def(py::init<py::object, Array<int64_t>, const Partition&, const Mask&, const Mask&>(), py::arg("tensor"),
-           py::arg("array").noconvert(), py::arg("partition"), py::arg("remote_ranks").noconvert(),
-           py::arg("admitted_ranks").noconvert(),
-           "tensor: identifies the batch; array: its values (U,) int64, not to be changed. Masks (size,) bool of the "
-           "ranks on other nodes, and of those whose rows may be cached. Raises IndexError for a key that is not in "
-           "the table.")
-      .def("are_those_of", &PyKeys::are_those_of, py::arg("other"),
-           "Whether they identify the same batch: the same tensor with the same values.")
-      .def_readonly("tensor", &PyKeys::tensor)
-      .def_readonly("array", &PyKeys::array)
-      .def_property_readonly("route", route_in(&Keys::route), "Their owners.")
-      .def_property_readonly("local_route", route_in(&Keys::local_route), "The part on this node.")
-      .def_property_readonly("remote_route", route_in(&Keys::remote_route), "The part on other nodes.")
-      .def_property_readonly("is_remote", mask_of(&Keys::is_remote),
-                             "Mask of the keys owned on other nodes, (U,) bool.")
-      .def_property_readonly("is_admitted", mask_of(&Keys::is_admitted),
-                             "Mask of the keys that may be cached, (U,) bool.");
-  py::class_<RecentKeys>(m, "RecentKeys", "Keys that were checked last.")
-      .def(py::init<size_t>(), py::arg("most"))
-      .def_property("most", &RecentKeys::most, &RecentKeys::set_most, "How many are kept.")
-      .def("add", &RecentKeys::add, py::arg("keys"))
-      .def("find", &RecentKeys::find, py::arg("tensor"), "Those of this tensor, None if its values are others now.");
 }
 
 }  // namespace hetmpi

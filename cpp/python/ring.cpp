@@ -9,7 +9,6 @@
 #include "owner/push_applier.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
-#include "python/owner_arrays.h"
 
 namespace hetmpi {
 namespace {

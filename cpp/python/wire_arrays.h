@@ -1,18 +1,14 @@
-// Messages and gradients in numpy arrays, for the parts of the core that send them.
+// Messages, and other memory of the core, as numpy arrays.
 #pragma once
-
-#include <pybind11/stl.h>
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <type_traits>
 #include <utility>
 
-#include "owner/route.h"
+#include "buffer.h"
 #include "python/arrays.h"
-#include "python/owner_arrays.h"
-#include "wire/round.h"
-#include "wire/server.h"
+#include "wire/sections.h"
 
 namespace hetmpi {
 
@@ -33,31 +29,42 @@ inline Words words_in(Array<int64_t> message) {
   return {at, num, kept(std::move(message))};
 }
 
-inline Array<int64_t> array_of(Words words) {
-  const int64_t *at = words.at, num = words.num;
-  auto* owner = new Words(std::move(words));
-  return Array<int64_t>(num, at, py::capsule(owner, [](void* of) { delete static_cast<Words*>(of); }));
+// Owns what keeps an array's memory.
+template <typename Owner>
+py::capsule owner_of(Owner owner) {
+  return py::capsule(new Owner(std::move(owner)), [](void* of) { delete static_cast<Owner*>(of); });
 }
 
-// The gradients that one rank sends to the owners in one step. At s = 0 a gradient for each key of the route, and it
-// ends the step; at s >= 1 sums, with clocks and counts.
-struct PyMessage {
-  int64_t step;
-  std::shared_ptr<const Route> route;
-  Array<float> values;
-  std::optional<Array<int32_t>> clocks, counts, steps;
+inline Array<int64_t> array_of(Words words) {
+  const int64_t *at = words.at, num = words.num;
+  return Array<int64_t>(num, at, owner_of(std::move(words)));
+}
 
-  // As long as these arrays live.
-  PushView view(RecordFormat format) const { return {step, route->view(), columns(format), !format.has_clocks}; }
+// The memory of an array, as numbers of the core.
+template <typename T>
+Buffer<T> buffer_of(Array<T> array) {
+  T* at = array.mutable_data();
+  const int64_t n = array.size();
+  return {std::shared_ptr<void>(kept(std::move(array)), at), n};
+}
 
-  Message columns(RecordFormat format) const {
-    check_shape(values, "values", {route->num_positions(), format.width});
-    if (clocks) check_shape(*clocks, "clocks", {values.shape(0)});
-    if (counts) check_shape(*counts, "counts", {values.shape(0)});
-    if (steps) check_shape(*steps, "steps", {values.shape(0), 2});
-    return {route->keys().data(), column(clocks, "clocks", format.has_clocks),
-            column(counts, "counts", format.has_clocks), column(steps, "steps", format.has_steps), values.data()};
-  }
-};
+// The same as masks (n,) bool.
+inline Buffer<uint8_t> buffer_of(Array<bool> array) {
+  auto* at = reinterpret_cast<uint8_t*>(array.mutable_data());
+  const int64_t n = array.size();
+  return {std::shared_ptr<void>(kept(std::move(array)), at), n};
+}
+
+// The numbers of a buffer as an array of this shape; bytes are masks.
+template <typename T>
+auto array_of(const Buffer<T>& buffer, std::vector<ssize_t> shape) {
+  using Value = std::conditional_t<std::is_same_v<T, uint8_t>, bool, T>;
+  return Array<Value>(std::move(shape), reinterpret_cast<const Value*>(buffer.data()), owner_of(buffer.memory()));
+}
+
+template <typename T>
+auto array_of(const Buffer<T>& buffer) {
+  return array_of(buffer, {static_cast<ssize_t>(buffer.size())});
+}
 
 }  // namespace hetmpi

@@ -18,12 +18,12 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "buffer.h"
 #include "wire/round.h"
 #include "wire/sections.h"
 #include "wire/server.h"
@@ -74,6 +74,12 @@ struct Channel {
   RecordFormat format;        // of a push
   std::vector<int64_t> dims;  // of the arrays of a row in a reply
   bool is_exact;              // read at s = 0
+  bool is_collective;         // all ranks must make the same calls in the same order
+
+  bool is_one_node() const { return owners.empty(); }
+  // Whether anybody needs a request for a route's keys, all of other nodes: at s = 0 not without keys, unless others
+  // wait for it.
+  bool must_ask(const Route& route) const { return !is_one_node() && (!is_exact || is_collective || route.size() > 0); }
 };
 
 // Gradients that owners on other nodes apply before they answer.
@@ -85,19 +91,18 @@ struct Push {
 // What a table asks of the owners on other nodes, and their replies.
 class Request {
  public:
-  // route: the requested keys, at their positions in a batch of n. known: with clocks, (n) those of this rank's copies;
-  // versions: then (n), which gets the owners' clocks.
-  Request(const Channel& channel, RequestHeader header, std::shared_ptr<const Route> route,
-          std::optional<std::vector<int32_t>> known, std::vector<Push> pushes, int32_t* versions,
-          std::shared_ptr<const void> memory_of_versions)
+  // route: the requested keys, at their positions in a batch of n. known: at s >= 1, (n) the clocks of this rank's
+  // copies of these keys, kNoLine without a usable one; versions: then (n), which gets the owners' clocks.
+  Request(const Channel& channel, RequestHeader header, std::shared_ptr<const Route> route, std::vector<Push> pushes,
+          Buffer<int32_t> known = {}, Buffer<int32_t> versions = {})
       : channel_(&channel),
         header_(header),
         route_(std::move(route)),
-        known_(std::move(known)),
         pushes_(std::move(pushes)),
-        versions_(versions),
-        memory_of_versions_(std::move(memory_of_versions)),
-        core_(route_->view(), known_ ? known_->data() : nullptr, header, views(), channel.format, channel.dims) {}
+        known_(std::move(known)),
+        versions_(std::move(versions)),
+        core_(route_->view(), channel.is_exact ? nullptr : known_.data(), header, views(), channel.format,
+              channel.dims) {}
 
   const Channel& channel() const { return *channel_; }
   Exchange& exchange() const { return *channel_->exchange; }
@@ -150,11 +155,11 @@ class Request {
 
   // Reads the clocks, once all replies are here.
   void read() {
-    if (!known_) return;
+    if (channel_->is_exact) return;
     fetched_.assign(num_positions(), 0);
     for (size_t i = 0; i < replies_.size(); ++i)
-      core_.read_clocks(channel_->owners.at(i), bytes_of(i), kWord * sections_[i].num_words, versions_,
-                        reinterpret_cast<bool*>(fetched_.data()));
+      core_.read_clocks(channel_->owners.at(i), bytes_of(i), kWord * sections_[i].num_words, versions_.data(),
+                        fetched_.data());
     int64_t width = 0;
     for (const int64_t dim : channel_->dims) width += dim;
     num_bytes_ = sizeof(float) * width * std::count(fetched_.begin(), fetched_.end(), 1);
@@ -163,10 +168,8 @@ class Request {
   const Channel* channel_;
   RequestHeader header_;
   std::shared_ptr<const Route> route_;
-  std::optional<std::vector<int32_t>> known_;
   std::vector<Push> pushes_;
-  int32_t* versions_;
-  std::shared_ptr<const void> memory_of_versions_;
+  Buffer<int32_t> known_, versions_;
   RoundRequest core_;
   int64_t round_ = -1, num_bytes_ = 0;
   std::vector<Section> sections_;  // of each server's reply
@@ -206,6 +209,8 @@ class Exchange {
     set_tables();
     return true;
   }
+
+  Waits& waits() const { return *waits_; }
 
   // An error, or different calls of ranks, has ended the messages: none is awaited any more.
   bool is_broken() const { return is_broken_; }
@@ -281,7 +286,11 @@ class Exchange {
       breaking([&] { read(round); });
       rounds_.pop_front();
     }
-    // Another rank may need the reply before it can come to this rank's next call.
+    publish();  // another rank may need the reply before it can come to this rank's next call
+  }
+
+  // Waits until all messages have left.
+  void publish() {
     waits_->wait([this] { return wire_->publish(); },
                  [] { return Awaited{"for other ranks to make room for its messages", {}}; });
   }
@@ -468,5 +477,27 @@ class Exchange {
   std::deque<int64_t> tags_;          // of this rank's messages of which not all clients' are received
   std::vector<size_t> num_received_;  // of these, from each client
 };
+
+// Copies the rows, as they are after `step` steps at s = 0, of a route's keys, all of other nodes, to their positions
+// in out (n, dims[0]).
+inline void fetch(const Channel& channel, const std::shared_ptr<const Route>& route, int64_t step, float* out) {
+  if (!channel.must_ask(*route)) return;
+  const int64_t n = route->num_positions();
+  std::vector<std::vector<float>> others;  // arrays of a row
+  std::vector<float*> outs{out};
+  for (size_t a = 1; a < channel.dims.size(); ++a) outs.push_back(others.emplace_back(n * channel.dims[a]).data());
+  Buffer<int32_t> known, versions;
+  if (!channel.is_exact) {
+    known = Buffer<int32_t>::of(n);
+    versions = Buffer<int32_t>::of(n);
+    std::fill(known.begin(), known.end(), kNoLine);
+  }
+  const RequestHeader header{kPeek, 0, step};
+  const auto request = std::make_shared<Request>(channel, header, route, std::vector<Push>(), known, versions);
+  Exchange& exchange = *channel.exchange;
+  exchange.ask({request});
+  exchange.receive(request->round());
+  request->place(outs);
+}
 
 }  // namespace hetmpi

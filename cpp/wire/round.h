@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "cache/cache_decisions.h"
+#include "owner/node_rows.h"
 #include "owner/push_applier.h"
 #include "owner/ring.h"
 #include "owner/route.h"
@@ -36,7 +37,7 @@ struct RequestHeader {
   int64_t bound;   // staleness, for requests with clocks
   int64_t step;    // for others: steps that the rows must have
 };
-constexpr int64_t kPushes = -1;
+constexpr int64_t kPushes = -1, kUnannounced = 0, kAnnounced = 1, kFlush = 2, kPeek = 3;
 constexpr const char* kReasonTexts[] = {"reads a batch that was not announced", "announces a batch", "flushes",
                                         "peeks"};
 constexpr int64_t kNumReasons = std::size(kReasonTexts);
@@ -62,6 +63,14 @@ struct PushView {
   RouteView route;
   Message columns;  // keys unused
   bool ends_step;   // every owner gets a record, the last one of this step
+
+  // Bytes of the rows in records for ranks other than `rank`, of so many ranks.
+  int64_t bytes_elsewhere(RecordFormat format, int64_t rank, int64_t num_ranks) const {
+    int64_t total = 0;
+    for (int64_t i = 0; i < route.first[num_ranks]; ++i)
+      if (i < route.first[rank] || i >= route.first[rank + 1]) total += columns.row_bytes(route.order[i], format);
+    return total;
+  }
 };
 
 // The requester's side of one round: writes requests and reads replies.
@@ -117,7 +126,7 @@ class RoundRequest {
   // Reads the clocks in a reply of these owners, and which rows it has: to versions and fetched (n), by position.
   // Returns the bytes read; throws std::out_of_range if the reply is shorter.
   int64_t read_clocks(const std::vector<int64_t>& owners, const uint8_t* reply, int64_t size, int32_t* versions,
-                      bool* fetched) const {
+                      uint8_t* fetched) const {
     int64_t at = 0;
     for (const int64_t owner : owners) {
       const int64_t n = pull_.num(owner), *order = pull_.order + pull_.first[owner];
@@ -195,33 +204,18 @@ class RoundRequest {
   std::vector<int64_t> dims_;
 };
 
-// A shard in this node's memory, as a server reads it.
-struct NodeShard {
-  const int32_t* clock;              // (num_rows)
-  std::vector<const float*> arrays;  // (num_rows, dims[a]) of each array of a row, numbers of 4 bytes
-  const Directory* directory;
-  const RowFile* file = nullptr;  // has the first of the arrays, which is null then
-};
-
 // The side of the owners of a node, which one of them, the server, takes for the requests of some other ranks, its
 // clients.
 class RoundServer {
  public:
   using Rings = std::vector<RingProducer*>;  // to each owner of the node
 
-  // shards: of each owner of the node in rank order. rings: for the pushes of each client; null to `own`, this rank, if
-  // `applier` applies them to its shard. applied: the steps that each owner has applied; empty where pushes are applied
-  // one by one, and requests name the clocks of copies.
-  RoundServer(PushApplier* applier, size_t own, std::vector<NodeShard> shards, std::vector<Rings> rings,
-              RecordFormat format, std::vector<int64_t> dims, std::vector<const int64_t*> applied = {})
-      : applier_(applier),
-        own_(own),
-        shards_(std::move(shards)),
-        rings_(std::move(rings)),
-        format_(format),
-        dims_(std::move(dims)),
-        applied_(std::move(applied)),
-        due_(rings_.size()) {}
+  // node: the rows of its owners. rings: for the pushes of each client; null to this rank, if the node's applier
+  // applies them to its shard. applied: the steps that each owner has applied; empty where pushes are applied one by
+  // one, and requests name the clocks of copies.
+  RoundServer(const NodeRows* node, std::vector<Rings> rings, RecordFormat format,
+              std::vector<const int64_t*> applied = {})
+      : node_(node), rings_(std::move(rings)), format_(format), applied_(std::move(applied)), due_(rings_.size()) {}
 
   // Takes the request of a client; its memory must stay until apply() returns true and, if it has clocks, the reply is
   // written. Throws std::out_of_range, and takes nothing, if its contents exceed it or it asks for keys of others. Keys
@@ -231,11 +225,11 @@ class RoundServer {
     RoundRequest::check_end(sizeof(RequestHeader), size);
     const auto& header = *reinterpret_cast<const RequestHeader*>(request);
     const auto* counts = reinterpret_cast<const OwnerCounts*>(request + sizeof(RequestHeader));
-    int64_t at = sizeof(RequestHeader) + shards_.size() * sizeof(OwnerCounts);
+    int64_t at = sizeof(RequestHeader) + node_->size() * sizeof(OwnerCounts);
     RoundRequest::check_end(at, size);
     Request found{header.bound, header.step, {}};
     std::vector<PushedRecord> records;
-    for (size_t owner = 0; owner < shards_.size(); ++owner, ++counts) {
+    for (size_t owner = 0; owner < node_->size(); ++owner, ++counts) {
       for (int64_t i = 0; i < counts->num_records; ++i) {
         const Record record = record_at(request + at, size - at, format_);
         records.push_back({rings.at(owner), record.header, record.columns, 0});
@@ -249,8 +243,9 @@ class RoundServer {
       if (has_clocks()) at += whole_words(sizeof(int32_t) * n);
       RoundRequest::check_end(at, size);
       Pull& pull = found.pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}});
-      shards_[owner].directory->rows_of(keys, n, pull.rows.data());
-      if (shards_[owner].file != nullptr) shards_[owner].file->want(pull.rows.data(), n);
+      const NodeShard& shard = node_->shard(owner);
+      shard.directory->rows_of(keys, n, pull.rows.data());
+      if (shard.file != nullptr) shard.file->want(pull.rows.data(), n);
     }
     if (header.reason < kPushes || header.reason >= kNumReasons)
       throw std::out_of_range("round: a request for no known reason");
@@ -270,7 +265,7 @@ class RoundServer {
     size_t num_left = 0;
     for (PushedRecord& record : pushed_) {
       if (record.ring == nullptr) {
-        applier_->apply(record.columns, record.header->num_rows);
+        node_->applier()->apply(record.columns, record.header->num_rows);
         continue;
       }
       const bool is_behind = std::find(full.begin(), full.end(), record.ring) != full.end();
@@ -303,13 +298,13 @@ class RoundServer {
     if (due_.at(client).empty()) return 0;
     Request& request = due_[client].front();
     int64_t total = 0;
-    for (size_t owner = 0; owner < shards_.size(); ++owner) {
+    for (size_t owner = 0; owner < node_->size(); ++owner) {
       Pull& pull = request.pulls[owner];
       if (has_clocks()) {
-        choose(pull, shards_[owner], request.bound);
+        choose(pull, node_->shard(owner), request.bound);
         total += whole_words(sizeof(int32_t) * pull.rows.size());
       }
-      for (const int64_t dim : dims_) total += whole_words(sizeof(float) * wanted(pull).size() * dim);
+      for (const int64_t dim : node_->dims()) total += whole_words(sizeof(float) * wanted(pull).size() * dim);
     }
     return total;
   }
@@ -319,17 +314,13 @@ class RoundServer {
     if (due_.at(client).empty()) return;
     const Request request = std::move(due_[client].front());
     due_[client].pop_front();
-    for (size_t owner = 0; owner < shards_.size(); ++owner) {
+    for (size_t owner = 0; owner < node_->size(); ++owner) {
       const Pull& pull = request.pulls[owner];
       if (has_clocks()) {
         std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
         at = padded(at, sizeof(int32_t) * pull.rows.size());
       }
-      const auto copy = [&] { at = copy_rows(shards_[owner], wanted(pull), at); };
-      if (applier_ && owner == own_)
-        applier_->exclusively(copy);
-      else
-        copy();  // may see a row while its owner writes it (docs/sharp_bits.md)
+      node_->exclusively(owner, [&] { at = copy_rows(owner, wanted(pull), at); });
     }
   }
 
@@ -375,37 +366,18 @@ class RoundServer {
     return written >= 0;
   }
 
-  static void copy_from_file(const RowFile& file, const std::vector<int64_t>& rows, uint8_t* at) {
-    const int64_t dim = file.form().dim, num_bytes = sizeof(float) * dim;
-    std::vector<float> scratch(dim);
-    for (size_t j = 0; j < rows.size(); ++j)
-      std::memcpy(at + j * num_bytes, file.read(rows[j], scratch.data()), num_bytes);
-  }
-
-  uint8_t* copy_rows(const NodeShard& shard, const std::vector<int64_t>& rows, uint8_t* at) const {
-    constexpr size_t kAhead = 16;  // rows prefetched: a shard is far larger than the caches
-    for (size_t a = 0; a < dims_.size(); ++a) {
-      const int64_t dim = dims_[a], num_bytes = sizeof(float) * dim;
-      if (a == 0 && shard.file != nullptr) {
-        copy_from_file(*shard.file, rows, at);
-        at = padded(at, num_bytes * rows.size());
-        continue;
-      }
-      for (size_t j = 0; j < rows.size(); ++j) {
-        if (j + kAhead < rows.size()) prefetch_read(shard.arrays[a] + rows[j + kAhead] * dim, dim);
-        std::memcpy(at + j * num_bytes, shard.arrays[a] + rows[j] * dim, num_bytes);
-      }
+  uint8_t* copy_rows(size_t owner, const std::vector<int64_t>& rows, uint8_t* at) const {
+    for (size_t a = 0; a < node_->dims().size(); ++a) {
+      const int64_t num_bytes = sizeof(float) * node_->dims()[a];
+      node_->copy(owner, a, rows, [&](size_t i) { return at + i * num_bytes; });
       at = padded(at, num_bytes * rows.size());
     }
     return at;
   }
 
-  PushApplier* applier_;
-  size_t own_;
-  std::vector<NodeShard> shards_;
+  const NodeRows* node_;
   std::vector<Rings> rings_;  // of each client
   RecordFormat format_;
-  std::vector<int64_t> dims_;
   std::vector<const int64_t*> applied_;
   std::vector<std::deque<Request>> due_;  // requests of each client without a reply
   std::vector<PushedRecord> pushed_;      // not applied or passed on yet

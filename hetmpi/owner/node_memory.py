@@ -10,7 +10,6 @@ from mmap import PAGESIZE
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.counters import Counters
 from hetmpi.owner.row_files import FileShard, FileStore, open_files
 from hetmpi.owner.store import LEAST_HUGE, Layout, Shard
 from hetmpi.world.at_exit import at_exit, free_window, nothing
@@ -20,10 +19,10 @@ from hetmpi.world.world import World
 
 
 class NodeMemory:
-    """The shards of the ranks of this node, `on_node[rank]`; `local` is this rank's. disk_waits: of this process's main
-    thread, when they were counted last."""
+    """The shards of the ranks of this node, `on_node[rank]`; `local` is this rank's. reads_ahead: whether want() gains,
+    as rows are on disk. disk_waits: of this process's main thread, when they were counted last."""
 
-    disk_waits = 0
+    disk_waits, reads_ahead = 0, False
 
     def __init__(
         self, world: World, layouts: list[Layout], partition: _C.Partition, is_sparse: bool = False,
@@ -65,6 +64,7 @@ class NodeMemory:
         if self._store is None:
             return
         self._keeper = _C.PageKeeper([shard.file for shard in self.on_node.values()])
+        self.reads_ahead = True
 
     def _close_files(self):
         if self._keeper is not None:
@@ -72,24 +72,16 @@ class NodeMemory:
         for shard in self.on_node.values():
             shard.close_file()
 
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether want() gains."""
-        return self._keeper is not None
-
     def want(self, route: _C.Route):
-        """Begins to read those rows of a route's keys from disk that this node owns."""
-        if self._keeper is None:
-            return
+        """Begins to read those rows of a route's keys from disk that this node owns. REQUIRES: reads_ahead."""
         for rank, shard in self.on_node.items():
             keys, _ = route.of(rank)
             if len(keys):
                 shard.file.want(shard.directory.rows_of(keys))
 
-    def count_pages(self, counters: Counters):
-        """Adds to the counters of pages and disk_steps those since the last call, once per step by the main thread."""
-        if self._keeper is None:
-            return
+    def count_pages(self, counters: _C.Counters):
+        """Adds to the counters of pages and disk_steps those since the last call, once per step by the main thread.
+        REQUIRES: reads_ahead."""
         file, before, waits = self.local.file, self._counted, _C.disk_waits()
         self._counted = file.pages_read, file.pages_written
         counters.pages_read += file.pages_read - before[0]

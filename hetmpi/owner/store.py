@@ -153,7 +153,7 @@ class Shard:
         self.directory, self.state_dim, self.mark, self.file = directory, layout.state_dim, None, None
         self.in_memory = {name: part(name) for name in ("weight", "state", "mean_square", "clock")}
         self.mean_square, self.clock = self.in_memory["mean_square"], self.in_memory["clock"]
-        self.applied, self.rings = part("applied"), part("rings")
+        self.applied, self.rings, self.touched = part("applied"), part("rings"), None
         self.row_marks, self.page_marks, self.file_counts = map(part, ("row_marks", "page_marks", "file_counts"))
         self.dim = layout.dim
 
@@ -237,8 +237,10 @@ class Shard:
         self.mark = mark
 
     @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        return self.in_memory["weight"], self.in_memory["state"], self.clock, self.touched
+    def in_core(self) -> _C.ShardArrays:
+        """The same memory, for the core."""
+        rows = self.in_memory["weight"], self.in_memory["state"], self.mean_square, self.clock
+        return _C.ShardArrays(*rows, self.applied, self.rings, self.directory, self.file, self.touched)
 
 
 class InParts:

@@ -37,7 +37,7 @@ from hetmpi.run.model_keys import argument_kinds
 from hetmpi.run.pretrained import fill_from, fill_ids
 from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans
-from hetmpi.table.batch import MOST_AHEAD
+from hetmpi.table.client import MOST_AHEAD
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import OF_RULES, ROW_RULES, RowOptimizer
 from hetmpi.table.spec import TableSpec

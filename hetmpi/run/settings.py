@@ -19,8 +19,8 @@ from hetmpi.owner.row_files import STORES
 from hetmpi.reductions import DENSE_EXCHANGES
 from hetmpi.run.device import DEVICES, PRECISIONS
 from hetmpi.schedule import SCHEDULES
-from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import ADMIT, POLICIES, ROW_BYTES, CacheSettings
+from hetmpi.table.client import MOST_AHEAD
 from hetmpi.table.optim import DEFAULT_MOMENTUM, LARGEST_MOMENTUM, ROW_RULES
 from hetmpi.table.staleness import LARGEST_BOUND, Staleness
 from hetmpi.wire.transport import EXCHANGES

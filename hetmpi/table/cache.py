@@ -1,9 +1,8 @@
-"""The cache of other ranks' rows (cpp/cache/row_cache.h): its settings and its protocol."""
+"""The settings of the cache of other ranks' rows (cpp/client/lines.h)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,7 +10,6 @@ import torch
 from hetmpi import _C
 from hetmpi.errors import UserError, check_choice
 from hetmpi.table.gpu_cache import open_gpu_cache
-from hetmpi.table.host_cache import HostCache
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness
 from hetmpi.world.memory import refuse_if_short, size_text
@@ -83,7 +81,7 @@ class CacheSettings:
         line = ROW_BYTES[self.dtype] * dim + 4 * rule.sum_dim + _C.LINE_OVERHEAD_BYTES
         return capacity_rows * line
 
-    def open(self, world: World, num_rows: int, dim: int, optimizer: RowOptimizer, device: torch.device) -> RowCache:
+    def open(self, world: World, num_rows: int, dim: int, optimizer: RowOptimizer, device: torch.device) -> _C.Lines:
         """Creates this rank's cache. Collective. Raises UserError on every rank if a node or a GPU lacks memory for its
         ranks' caches."""
         rule, capacity_rows = optimizer.core(dim), self.rows(num_rows, world, device)
@@ -98,42 +96,4 @@ class CacheSettings:
             )
 
         refuse_if_short(world, self.host_bytes(capacity_rows, rule, dim), False, message)
-        return HostCache(capacity_rows, rule, self.policy, self.dtype)
-
-
-class RowCache(Protocol):
-    """Copies of rows on this rank, with the gradients that are not pushed yet: the methods of cpp/cache/row_cache.h,
-    which documents them, and the transfer of rows between its memory and tensors. Keys, slots, clocks and masks are
-    numpy arrays in host memory.
-
-    device           device of the rows
-    capacity_rows    lines; with 0 no key is found
-    computes_beside  whether another processor computes the network, so that the host can prepare the next batch
-                     meanwhile
-    num_pushes       gradient sums ready to be sent; lags: (32,) int64, as TableGroup.lags"""
-
-    device: torch.device
-    capacity_rows: int
-    computes_beside: bool
-    num_pushes: int
-    lags: np.ndarray
-
-    def empty(self, shape, dtype) -> np.ndarray: ...
-    def deliver(self, slots, rows) -> torch.Tensor: ...
-    def delivered(self, rows: torch.Tensor): ...
-    def as_input(self, rows: torch.Tensor): ...
-    def set_step(self, lr: float, step: int) -> None: ...
-    def set_drift(self, most: float, others: int) -> None: ...
-    def look_up(self, keys, slots) -> None: ...
-    def use(self, slots, num_keys: int) -> None: ...
-    def classify(self, slots, fetched, is_decided, clocks, staleness: int) -> tuple: ...
-    def refresh(self, slots, chosen, weights, states, clocks, anticipate: float) -> None: ...
-    def insert_and_evict(self, keys, chosen, weights, states, clocks, slots) -> tuple[int, int]: ...
-    def forget(self, keys) -> None: ...
-    def update(self, slots, grads, anticipate: float) -> None: ...
-    def push_directly(self, keys, slots, clocks, grads) -> None: ...
-    def take_due(self, slots, staleness: int) -> None: ...
-    def take_all(self) -> None: ...
-    def take_pushes(self) -> tuple[np.ndarray, ...]: ...
-    def clocks_within(self, slots, will_write: bool, staleness: int) -> np.ndarray: ...
-    def preview(self, positions, weights, states, clocks, sums, counts, sum_clocks, anticipate: float) -> None: ...
+        return _C.HostLines(capacity_rows, rule, self.policy, self.dtype)

@@ -1,9 +1,11 @@
-"""Client: the protocol of a consistency model. bsp.py is s = 0, exact; ssp.py is s >= 1, HET's client."""
+"""Client: the protocol of a consistency model. bsp.py is s = 0, exact; ssp.py is s >= 1, HET's client. Both are classes
+of the core (cpp/client/), which these files open and close."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -11,39 +13,33 @@ import torch
 
 from hetmpi import _C
 from hetmpi._C import Keys
-from hetmpi.counters import Counters
 from hetmpi.errors import NotFinite
 from hetmpi.owner.node_memory import NodeMemory
-from hetmpi.owner.shards import ShardReader
 from hetmpi.spans import Spans
-from hetmpi.table.cache import RowCache
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness
 from hetmpi.wire.channel import Channel
+from hetmpi.wire.transport import choose
 from hetmpi.world.world import World
+
+MOST_AHEAD = _C.MOST_AHEAD  # batches announced and not read yet
 
 
 class Client(Protocol):
-    """One rank's side of a table. Keys are checked: int64, unique, in range.
+    """One rank's side of a table. Keys are checked.
 
     The static methods are for tables that are used together: clients of one class, whose channels share an exchange.
     Their messages have a section of each.
 
-    context      the objects that EmbeddingTable passes
     channel      communication of rows and gradients between nodes
     why          reason in one sentence if a trial chose the wire
+    step         steps written so far (BSP: and settled)
     num_histories  rows of this rank's shard of which it keeps pushes (cpp/owner/push_history.h)"""
 
-    context: TableContext
     channel: Channel
     why: str | None
-    _reader: ShardReader  # of this node's rows
-    num_histories: int = 0
-
-    @property
-    def step(self) -> int:
-        """Steps written so far (BSP: and settled)."""
-        return self.context.step
+    step: int
+    num_histories: int
 
     @staticmethod
     def read(clients: Clients, keys: Sequence[Keys]) -> list[torch.Tensor]:
@@ -59,18 +55,13 @@ class Client(Protocol):
 
     @staticmethod
     def settle(clients: Clients) -> None:
-        """Completes the last write where other ranks depend on it, before this rank waits for them; by default they do
-        not. Collective."""
+        """Completes the last write where other ranks depend on it, before this rank waits for them. Collective."""
 
-    def peek(self, keys: Keys) -> torch.Tensor:
-        """The owners' rows, for evaluation; neither the cache nor the counters are used."""
-        rows = np.empty((len(keys.array), self.context.dim), np.float32)
-        self._reader.read("weight", keys.route, rows)
-        self.channel.fetch(keys.remote_route, rows, self.step)
-        return torch.from_numpy(rows).to(self.context.cache.device)
+    def peek(self, keys: Keys) -> np.ndarray:
+        """The owners' rows (U, dim), for evaluation; neither the cache nor the counters are used."""
 
     def check_write(self) -> None:
-        """Raises RuntimeError unless write() may be called now; by default it may."""
+        """Raises RuntimeError unless write() may be called now."""
 
     def flush(self) -> None:
         """Applies all updates at their owners. Collective."""
@@ -96,17 +87,15 @@ class TableContext:
     memory: NodeMemory
     partition: _C.Partition
     num_rows: int
-    dim: int
     optimizer: RowOptimizer
     rule: _C.RowOptimizer  # of the optimizer, for rows of dim
     record: _C.RecordFormat  # of a push
     staleness: Staleness
-    cache: RowCache
-    admitted: np.ndarray  # (size,) bool: ranks whose rows are cached
-    counters: Counters
+    cache: _C.Lines
+    space: _C.KeySpace
+    counters: _C.Counters
     spans: Spans
     batches_per_pull: int = 1  # announced batches that one pull serves, at most s
-    step: int = 0  # steps written so far; set by the client alone
 
     def __post_init__(self):
         self.set_batches_per_pull(self.batches_per_pull)
@@ -120,11 +109,31 @@ class TableContext:
             self.batches_per_pull = max(1, min(num, self.bound))
             self.bound -= self.batches_per_pull - 1
 
-    def keys_of(self, tensor: torch.Tensor, array: np.ndarray) -> Keys:
-        """Keys whose values are array (U,) int64. Thread-safe."""
-        kept = self.cache.empty(len(array), np.int64)
-        kept[:] = array
-        return Keys(tensor, kept, self.partition, self.world.is_remote, self.admitted)
+
+class OpenTable:
+    """What a client of the core uses of its table, and keeps.
+
+    channel, why  as of Client
+    core          for the client's constructor"""
+
+    def __init__(self, context: TableContext, exchange: str, has_states: bool, applier: _C.PushApplier | None):
+        """exchange: messages, windows or auto. has_states: whether mean squares are read with the rows. applier: of
+        gradients to this rank's shard; None at s = 0, where the step reducer applies them. Collective."""
+        memory, world = context.memory, context.world
+        shards = [memory.on_node[rank].in_core for rank in world.node_ranks]
+        node = _C.NodeRows(shards, world.node_ranks, world.rank, has_states, applier)
+        make = partial(Channel, memory, context.record, node, shards if applier is None else [])
+        self.channel, self.why = choose(world, exchange, make, context.partition, context.num_rows)
+        rings = [
+            _C.RingProducer(memory.local_ring(owner, world.rank), context.record)
+            if owner in memory.on_node and owner != world.rank
+            else None
+            for owner in range(world.size)
+        ]
+        self.core = _C.Table(
+            context.space, node, self.channel, context.cache, context.spans, context.counters, rings
+        )  # fmt: skip
+        self._kept = context, node, rings
 
 
 def check_finite(keys, values: np.ndarray):

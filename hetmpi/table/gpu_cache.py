@@ -1,4 +1,4 @@
-"""GpuCache: the methods of HostCache (hetmpi/table/host_cache.py) for lines in a GPU's memory.
+"""GpuCache: lines in a GPU's memory (cpp/client/lines.h).
 
 The host makes all decisions about a batch: keys, slots, clocks and masks are numpy arrays. The GPU reads them in place
 if `empty` allocated them in pinned memory, otherwise from a copy there. Rows to train on, and their gradients, are
@@ -18,6 +18,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.errors import UserError
+from hetmpi.table.client import check_finite
 from hetmpi.world.world import World
 
 
@@ -115,112 +116,96 @@ def address_of(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-class GpuCache:
-    """See above. device: of the rows; capacity_rows: number of lines."""
+class GpuCache(_C.Lines):
+    """See above; the core calls it. device: of the rows."""
 
-    computes_beside = True
-
-    def __init__(self, lines: _C.CudaRowCache, rule: _C.RowOptimizer, policy: str, gpu: Gpu):
+    def __init__(self, lines: _C.CudaRowCache, rule: _C.RowOptimizer, gpu: Gpu):
         """lines: in the memory of `gpu`."""
+        super().__init__(lines.capacity_rows, rule)
         self._gpu, self.device, self._lines = gpu, gpu.device, lines
-        self._host = _C.RowCache(0, rule, policy)
-        self.preview = self._host.preview  # of rows in host memory, before their transfer to the GPU
         self._arrays = HostArrays(gpu)
         self.empty, self._use, self._filling = self._arrays.empty, self._arrays.use, self._arrays.filling
         self._num_evicted, self._has_drift = 0, False
-        self.capacity_rows = self._lines.capacity_rows
-
-    # Transfer between host and GPU.
-
-    def deliver(self, slots: np.ndarray, rows: np.ndarray) -> torch.Tensor:
-        """The rows (n, dim) of a batch: from lines, or from rows (n, dim) for keys without a line."""
-        if self.capacity_rows == 0:  # no search of lines waits, and frees the arrays of the last read
-            self._arrays.wait()
-        out = self._gpu.empty(rows.shape)
-        self._lines.gather(self._use(slots), self._gpu.array(out), self._gpu.stream, self._use(rows))
-        self._gpu.give(out)
-        return out
-
-    def delivered(self, rows: torch.Tensor):
-        """Rows (n, dim) from `deliver`, which nothing has written since, as arguments of the methods below."""
-        return self._gpu.array(rows)
-
-    def as_input(self, rows: torch.Tensor):
-        """Other rows, or gradients (n, dim), likewise: this stream waits for the one that writes them."""
-        self._gpu.take(rows)
-        return self._gpu.array(rows)
-
-    # As RowCache.
 
     def set_step(self, lr: float, step: int):
         self._lines.set_step(lr, step)
-        self._host.set_step(lr, step)
 
     def set_drift(self, most: float, others: int):
         self._has_drift = most > 0
         self._lines.set_drift(most, others)
 
-    def look_up(self, keys: np.ndarray, slots: np.ndarray):
+    def ask(self, keys, slots, known, will_write: bool, bound: int):
         self._filling(slots, lambda out: self._lines.look_up(self._use(keys), out, self._gpu.stream))
+        if known is not None:
+            used = self._use(slots), will_write, bound
+            self._filling(known, lambda out: self._lines.clocks_within(*used, out, self._gpu.stream))
 
-    def use(self, slots: np.ndarray, num_keys: int):
+    def judge(self, slots, is_fetched, clocks, num_keys: int, bound: int, is_stale):
         self._lines.use(self._use(slots), num_keys, self._gpu.stream)
-
-    def classify(self, slots, fetched, is_decided, clocks, staleness: int) -> tuple:
-        is_stale = self.empty(len(slots), bool)
-        if staleness == _C.UNBOUNDED:  # no clock is compared
+        if bound == _C.UNBOUNDED:  # no clock is compared
             is_stale[:] = False
-        else:
-            used = self._use(np.where(fetched, -1, slots) if fetched.any() else slots), self._use(clocks)
-            self._filling(is_stale, lambda out: self._lines.validate(*used, staleness, out, True, self._gpu.stream))
-        return _C.judged(slots, fetched, is_decided, is_stale)
+            return
+        used = self._use(np.where(is_fetched, -1, slots) if is_fetched.any() else slots), self._use(clocks)
+        self._filling(is_stale, lambda out: self._lines.validate(*used, bound, out, True, self._gpu.stream))
 
-    def refresh(self, slots, chosen, weights, states, clocks, anticipate: float):
+    def accept(self, slots, chosen, weights, states, clocks, anticipate: float):
         used = map(self._use, (slots, chosen, weights, states, clocks))
         self._lines.refresh(*used, anticipate, self._gpu.stream)
 
-    def insert_and_evict(self, keys, chosen, weights, states, clocks, slots) -> tuple[int, int]:
-        """weights: from as_input() or delivered(); the other arrays are in host memory."""
+    def rows(self, slots, weights) -> torch.Tensor:
+        """slots: None for keys without a line."""
+        if self.capacity_rows == 0:  # no search of lines waits, and frees the arrays of the last read
+            self._arrays.wait()
+        if slots is None:
+            slots = self.empty(len(weights), np.int64)
+            slots[:] = -1
+        out = self._gpu.empty(weights.shape)
+        self._lines.gather(self._use(slots), self._gpu.array(out), self._gpu.stream, self._use(weights))
+        self._gpu.give(out)
+        return out
+
+    def moved(self, weights) -> torch.Tensor:
+        rows = torch.from_numpy(weights).to(self.device)
+        self._gpu.take(rows)
+        return rows
+
+    def insert(self, keys, chosen, weights: torch.Tensor, states, clocks, slots) -> tuple[int, int]:
+        """weights: from rows(), and nothing has written them since, or from moved()."""
         num_missing = int(np.count_nonzero((slots < 0) & chosen))
         if num_missing == 0:
             return 0, 0
-        used = self._use(keys), self._use(chosen), weights, self._use(states), self._use(clocks)
+        used = self._use(keys), self._use(chosen), self._gpu.array(weights), self._use(states), self._use(clocks)
         self._filling(slots, lambda out: self._lines.insert_and_evict(*used, out, self._gpu.stream))
         before, self._num_evicted = self._num_evicted, self._lines.counts(self._gpu.stream)["evicted"]
         return num_missing, self._num_evicted - before
 
     def forget(self, keys: np.ndarray):
         slots = self.empty(len(keys), np.int64)
-        self.look_up(keys, slots)
+        self.ask(keys, slots, None, False, 0)
         self._lines.forget(self._use(slots), self._gpu.stream)
 
-    def update(self, slots: np.ndarray, grads, anticipate: float):
-        self._lines.update(self._use(slots), grads, anticipate, self._gpu.stream)
+    def update(self, keys, slots, clocks, grads: torch.Tensor, anticipate: float):
+        self._gpu.take(grads)
+        values, slots = self._gpu.array(grads), self._use(slots)
+        self._lines.update(slots, values, anticipate, self._gpu.stream)
         self._gpu.give_back()
+        if (slots < 0).any():  # else no need to wait for the gradients
+            self._lines.push_directly(self._use(keys), slots, self._use(clocks), values, self._gpu.stream)
 
-    def push_directly(self, keys: np.ndarray, slots: np.ndarray, clocks: np.ndarray, grads):
-        if (slots >= 0).all():  # no need to wait for the gradients
+    def due(self, slots, bound: int):
+        if bound == _C.UNBOUNDED and not self._has_drift:  # none is due, and the host need not wait
             return
-        self._lines.push_directly(self._use(keys), self._use(slots), self._use(clocks), grads, self._gpu.stream)
+        self._lines.take_due(self._use(slots), bound, self._gpu.stream)
 
-    def take_due(self, slots: np.ndarray, staleness: int):
-        if staleness == _C.UNBOUNDED and not self._has_drift:  # none is due, and the host need not wait
-            return
-        self._lines.take_due(self._use(slots), staleness, self._gpu.stream)
-
-    def clocks_within(self, slots: np.ndarray, will_write: bool, staleness: int) -> np.ndarray:
-        used, clocks = self._use(slots), self.empty(len(slots), np.int32)
-        self._filling(clocks, lambda out: self._lines.clocks_within(used, will_write, staleness, out, self._gpu.stream))
-        return clocks
-
-    def take_all(self):
+    def due_all(self):
         self._lines.take_all(self._gpu.stream)
 
-    def take_pushes(self) -> tuple[np.ndarray, ...]:
-        return self._lines.take_pushes(self._gpu.stream)
+    def take(self) -> tuple[np.ndarray, ...]:
+        keys, clocks, counts, steps, sums = self._lines.take_pushes(self._gpu.stream)
+        check_finite(keys, sums)
+        return keys, clocks, counts, steps, sums
 
-    @property
-    def num_pushes(self) -> int:
+    def num_released(self) -> int:
         return self._lines.num_pushes
 
     @property
@@ -237,7 +222,7 @@ def open_gpu_cache(
     try:
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         lines = _C.CudaRowCache(capacity_rows, rule, policy, dtype, device.index)
-        cache = GpuCache(lines, rule, policy, Gpu(device))
+        cache = GpuCache(lines, rule, Gpu(device))
     except RuntimeError as problem:
         cure = (
             ": lower table.cache.capacity_rows or table.cache.capacity_fraction"

@@ -61,3 +61,7 @@ class RowOptimizer:
     def lr_at(self, step: int) -> float:
         """Learning rate at `step`, counted from 0."""
         return self.lr * self.schedule.factor(step)
+
+    def lrs_at(self, step: int, num: int) -> list[float]:
+        """Learning rates of `num` steps from `step` on."""
+        return [self.lr * factor for factor in self.schedule.factors(step, num)]

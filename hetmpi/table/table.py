@@ -20,10 +20,9 @@ from hetmpi.owner.route import make_partition
 from hetmpi.owner.row_files import FileStore
 from hetmpi.owner.store import INBOX_BYTES, Shard, layouts_of, table_seed
 from hetmpi.spans import Spans
-from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.bsp import BspClient
-from hetmpi.table.cache import CacheSettings, RowCache
-from hetmpi.table.client import Client, TableContext, check_finite
+from hetmpi.table.cache import CacheSettings
+from hetmpi.table.client import MOST_AHEAD, Client, TableContext, check_finite
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.ssp import SspClient
 from hetmpi.table.staleness import Staleness
@@ -38,7 +37,6 @@ class EmbeddingTable:
     """`num_rows` rows of `dim` float32, keys 0 <= key < num_rows, partitioned over the ranks of `world`.
 
     device     of the rows read, of the gradients, and of the cache
-    counters   of this rank's reads and writes (hetmpi.counters.Counters)
     spans      times of their phases (hetmpi.spans.Spans)
     shard      this rank's rows (hetmpi.owner.store.RowStore)
     cache      this rank's cache, for inspection
@@ -79,7 +77,7 @@ class EmbeddingTable:
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition
         self.num_used = num_rows if first_rows is None else first_rows
         self.vocabulary = None
-        self.counters, self.spans = Counters(), spans or Spans()
+        self.spans, self._counts = spans or Spans(), _C.Counters()
         self._recent = _C.RecentKeys(MOST_KNOWN)  # keys checked, see remember()
         rule = optimizer.core(dim)
         record, layouts = layouts_of(
@@ -104,16 +102,17 @@ class EmbeddingTable:
         memory.open_files(seed, init_std)
         keys_of = partial(self.partition.keys_of, world.rank)
         self.shard.initialise(rule, keys_of, num_used_here(self), seed, init_std, torch.get_num_threads())
-        self.cache: RowCache = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
+        self.cache: _C.Lines = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
         if not self.staleness.is_synchronous:
             self.cache.set_drift(self.staleness.drift, world.size - 1)
-        self.device = self.cache.device
+        self.device = self.cache.device if self.cache.computes_beside else torch.device("cpu")
         admitted = cache.admitted(world, self.device) & (self.cache.capacity_rows > 0)
+        self._space = _C.KeySpace(self.partition, world.rank, world.is_remote, admitted, self.cache)
         memory.fence()
         memory.start_reading()
         self._context = TableContext(
-            world, memory, self.partition, self.num_rows, self.dim, self.optimizer, rule, record, self.staleness,
-            self.cache, admitted, self.counters, self.spans, batches_per_pull=per_pull,
+            world, memory, self.partition, self.num_rows, self.optimizer, rule, record, self.staleness, self.cache,
+            self._space, self._counts, self.spans, batches_per_pull=per_pull,
         )  # fmt: skip
         self.client = (BspClient if self.staleness.is_synchronous else SspClient)(self._context, exchange)
 
@@ -132,7 +131,7 @@ class EmbeddingTable:
         except with exchange messages. REQUIRES: flush() since a write, on every rank; at s >= 1 no rank writes again
         before all have made their last peek: let them meet then, as by world.meet("to evaluate")."""
         checked = self._checked(keys, "peek", are_unique=False)
-        return self.client.peek(checked)
+        return torch.from_numpy(self.client.peek(checked)).to(self.device)
 
     def prefetch(self, keys: torch.Tensor):
         """Announces a batch that a later read will request by the same tensor `keys`, so that its rows on other nodes
@@ -179,6 +178,7 @@ class EmbeddingTable:
         """Frees the memory. Arrays taken from `shard` must not be used any more, and updates not flushed are lost. A
         second call has no effect. Collective."""
         client, self.client = self.client, None
+        self._recent = _C.RecentKeys(0)
         if client is not None:
             client.close()
         self.shard = None
@@ -214,6 +214,11 @@ class EmbeddingTable:
             yield begin, torch.from_numpy(self.shard.snapshot("weight", slice(begin, begin + most_rows)))
 
     @property
+    def counters(self) -> Counters:
+        """Of this rank's reads and writes so far."""
+        return Counters.of_array(self._counts.as_array())
+
+    @property
     def step(self) -> int:
         """Steps written so far (s = 0: and settled)."""
         self._check_open()
@@ -236,30 +241,40 @@ class EmbeddingTable:
     def check(self, keys: torch.Tensor) -> Keys:
         """Checks keys that read, prefetch and write will get as the same tensor, which then need not. Thread-safe: for
         the thread that makes a batch. Returns them for the client. Raises as read()."""
-        return self._checked(keys, "read")
+        recent = self._recent.find(keys)
+        return self._checked(keys, "read") if recent is None else recent
 
     def to_announce(self, keys: torch.Tensor) -> Keys:
         """Checked keys for the client, whose rows on this rank's disk are on their way. Raises as prefetch()."""
-        checked = self._checked(keys, "prefetch")
-        self.memory.want(checked.route)
+        recent = self._recent.find(keys)
+        checked = self._checked(keys, "prefetch") if recent is None else recent
+        if self.memory.reads_ahead:
+            self.memory.want(checked.route)
         return checked
 
     def to_write(self, keys: torch.Tensor, grads: torch.Tensor) -> tuple[Keys, torch.Tensor]:
         """Checked keys and gradients for the client. Raises as write()."""
-        checked = self._checked(keys, "write")
+        recent = self._recent.find(keys)
+        checked = self._checked(keys, "write") if recent is None else recent
         self.client.check_write()
-        self.memory.count_pages(self.counters)
-        values = checked_grads(grads, (len(checked.array), self.dim), self.device)
-        if values.is_cpu:  # gradients of a GPU are checked when they are sent
+        if self.memory.reads_ahead:
+            self.memory.count_pages(self._counts)
+        shape = len(checked), self.dim
+        is_right = isinstance(grads, torch.Tensor) and grads.dtype == torch.float32
+        if not (is_right and grads.shape == shape and grads.device == self.device):
+            raise UserError(
+                f"EmbeddingTable.write: grads must be float32 of shape {shape} on {self.device}, got {kind_of(grads)}"
+            )
+        values = grads.detach().contiguous()
+        if values.is_cpu and not _C.all_finite(values.numpy()):  # those of a GPU are checked when they are sent
             check_finite(checked.array, values.numpy())
         return checked, values
 
     def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True) -> Keys:
-        self._check_open()
-        recent = self._recent.find(keys)
-        if recent is not None:
-            return recent
-        if not torch.is_tensor(keys) or keys.dtype != torch.int64 or keys.dim() != 1 or not keys.is_cpu:
+        """The keys of a batch that is not among the recent ones."""
+        if self.client is None:
+            self._check_open()
+        if not isinstance(keys, torch.Tensor) or keys.dtype != torch.int64 or keys.dim() != 1 or not keys.is_cpu:
             raise UserError(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")
         array = keys.contiguous().numpy()
         again = _C.first_repeated(array) if are_unique else -1
@@ -269,7 +284,7 @@ class EmbeddingTable:
                 "return_inverse=True) and look rows up by the inverse (hetmpi.look_up)"
             )
         try:
-            checked = self._context.keys_of(keys, array)
+            checked = self._space.keys(keys, array)
         except IndexError:
             wrong = array[(array < 0) | (array >= self.num_rows)]
             raise UserError(
@@ -304,16 +319,6 @@ def check_arguments(dim: int, exchange: str, batches_per_pull: int):
         imported(exchange)
     else:
         check_choice("table.exchange", exchange, EXCHANGES)
-
-
-def checked_grads(grads: torch.Tensor, shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """The gradients, contiguous. Raises UserError unless they are float32 of this shape on the device."""
-    is_right = torch.is_tensor(grads) and grads.dtype == torch.float32
-    if not (is_right and tuple(grads.shape) == shape and grads.device == device):
-        raise UserError(
-            f"EmbeddingTable.write: grads must be float32 of shape {shape} on {device}, got {kind_of(grads)}"
-        )
-    return grads.detach().contiguous()
 
 
 def kind_of(value) -> str:

@@ -60,25 +60,18 @@ class Messages:
                     continue
                 del self._posted[line]
                 self._firsts[line] = memory[: status.Get_count(MPI.INT64_T)]
-            message = self._whole(*line)
-            if message is not None:
-                found[partner] = message
+            message = self._firsts[line]
+            if self._length_of(message) != len(message):
+                matched = self._comm.Improbe(partner, tag + SECOND, status)
+                if matched is None:
+                    continue
+                second = np.empty(status.Get_count(MPI.INT64_T), np.int64)
+                matched.Recv([second, MPI.INT64_T])
+                message = np.concatenate([message, second])
+            del self._firsts[line]
+            self._to_receive[line] = len(message) * QUARTERS // 4
+            found[partner] = message
         return found
-
-    def _whole(self, tag: int, partner: int) -> np.ndarray | None:
-        """The message whose first piece is here, if the second one is, where there is one."""
-        line = tag, partner
-        message, status = self._firsts[line], MPI.Status()
-        if self._length_of(message) != len(message):
-            matched = self._comm.Improbe(partner, tag + SECOND, status)
-            if matched is None:
-                return None
-            second = np.empty(status.Get_count(MPI.INT64_T), np.int64)
-            matched.Recv([second, MPI.INT64_T])
-            message = np.concatenate([message, second])
-        del self._firsts[line]
-        self._to_receive[line] = len(message) * QUARTERS // 4
-        return message
 
     def publish(self) -> bool:
         return True

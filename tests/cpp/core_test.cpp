@@ -33,9 +33,12 @@
 #include <utility>
 #include <vector>
 
-#include "cache/pull_parts.h"
 #include "cache/row_cache.h"
-#include "owner/keys.h"
+#include "client/bounded.h"
+#include "client/exact.h"
+#include "client/host_lines.h"
+#include "client/keys.h"
+#include "client/pull_parts.h"
 #include "owner/push_applier.h"
 #include "owner/rank_sums.h"
 #include "owner/route.h"
@@ -1380,7 +1383,7 @@ class ReducerTrial {
         own_rank_(own_rank),
         rings_(kRanks, min_ring_capacity(kGrads) + 256, kGrads),
         rows_(20),
-        reducer_(rings_.ends(), own_rank, rows_.shard()) {
+        reducer_(rings_.ends(), own_rank, rows_.shard(), &applied_) {
     for (int64_t rank = 0; rank < kRanks; ++rank) origins_.emplace_back(rings_, rank);
   }
 
@@ -1397,14 +1400,18 @@ class ReducerTrial {
     }
     CHECK(reducer_.apply(optimizer_of("sgd")) == static_cast<int64_t>(sums.size()));
     CHECK(rows_.weight == expected_.weight && rows_.clock == expected_.clock);
+    CHECK(!reducer_.is_open() && applied_ == ++num_steps_);
   }
 
  private:
   static constexpr RecordFormat kGrads{kDim, false};
 
-  // Begins the step with the rank's own gradients, which must outlive apply().
+  // Begins the step with the rank's own gradients, which must outlive apply() unless they are copied.
   void begin(int64_t step, const Batch& own) {
-    reducer_.begin(step, own.keys.data(), own.order.data(), own.values.data(), own.size());
+    first_.assign(kRanks + 1, 0);
+    std::fill(first_.begin() + own_rank_ + 1, first_.end(), own.size());
+    reducer_.begin(step, {own.order.data(), own.keys.data(), first_.data()}, own.values.data(), once_in(random_, 2));
+    CHECK(reducer_.is_open());
   }
 
   // The other ranks send in a random order, each as much as its ring has room for.
@@ -1437,6 +1444,8 @@ class ReducerTrial {
   int64_t own_rank_;
   Rings rings_;
   OwnedRows rows_, expected_{20};
+  int64_t applied_ = 0, num_steps_ = 0;
+  Ints first_;
   StepReducer reducer_;
   std::vector<Origin> origins_;
 };
@@ -1480,7 +1489,7 @@ struct Client {
     const int64_t size = static_cast<int64_t>(reply.size()) * kWord;
     Clocks versions(known.size(), -7);
     std::vector<float> out(known.size() * kDim, 0.5f);
-    const auto fetched = std::make_unique<bool[]>(known.size());
+    const auto fetched = std::make_unique<uint8_t[]>(known.size());
     CHECK(request.read_clocks({0, 1}, bytes, size, versions.data(), fetched.get()) == size);
     if (size > 0)
       CHECK(throws<std::out_of_range>(
@@ -1497,6 +1506,8 @@ struct Client {
   }
 };
 
+NodeShard shard_of(const OwnedRows& rows) { return {rows.clock.data(), {rows.weight.data()}, rows.directory.get()}; }
+
 std::vector<int64_t> written(const RoundRequest& request) {
   std::vector<int64_t> message(request.bytes({0, 1}) / kWord);
   request.write({0, 1}, reinterpret_cast<uint8_t*>(message.data()));
@@ -1508,11 +1519,8 @@ void a_server_applies_passes_on_and_replies(uint64_t seed) {
   Owner own(1, 0, {}), other(1, 256, {0});  // the ring of the other holds a few rows at a time
   const int64_t num_rows = own.rows.num_rows;
   RingProducer ring = other.rings.producer(0);
-  const auto shard = [](const OwnedRows& rows) {
-    return NodeShard{rows.clock.data(), {rows.weight.data()}, rows.directory.get()};
-  };
-  RoundServer server(own.applier.get(), 0, {shard(own.rows), shard(other.rows)},
-                     std::vector<RoundServer::Rings>(3, {nullptr, &ring}), kSums, {kDim});
+  const NodeRows node({shard_of(own.rows), shard_of(other.rows)}, {0, 1}, 0, {kDim}, own.applier.get());
+  RoundServer server(&node, std::vector<RoundServer::Rings>(3, {nullptr, &ring}), kSums);
   Tally of_own(num_rows), of_other(num_rows);
   for (int round = 0; round < 200; ++round) {
     const int64_t bound = pick_in(random, 0, 5000);
@@ -1543,20 +1551,22 @@ void a_server_refuses_requests_that_are_too_short_or_name_keys_of_others(uint64_
   RingProducer ring = other.rings.producer(0);
   Tally of_own(own.rows.num_rows), of_other(own.rows.num_rows);
   const Directory of_others(Partition("range", 2 * own.rows.num_rows, 2), 1);
-  const auto server_of = [&](const Directory& directory) {
+  const auto node_of = [&](const Directory& directory) {
     const auto shard = [&](const OwnedRows& rows) {
       return NodeShard{rows.clock.data(), {rows.weight.data()}, &directory};
     };
-    return RoundServer(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, {{nullptr, &ring}}, kSums, {kDim});
+    return NodeRows({shard(own.rows), shard(other.rows)}, {0, 1}, 0, {kDim}, own.applier.get());
   };
+  const NodeRows node = node_of(*own.rows.directory), node_of_others = node_of(of_others);
+  const auto server_of = [&](const NodeRows& of) { return RoundServer(&of, {{nullptr, &ring}}, kSums); };
   for (int i = 0; i < 50; ++i) {
     Client client(random, {&of_own, &of_other}, own.rows.num_rows);
     const std::vector<int64_t> message = written(client.request(0));
     const auto* bytes = reinterpret_cast<const uint8_t*>(message.data());
     const int64_t cut = pick_in(random, 0, static_cast<int64_t>(message.size()) - 1);
-    CHECK(throws<std::out_of_range>([&] { server_of(*own.rows.directory).take(0, bytes, cut * kWord); }));
+    CHECK(throws<std::out_of_range>([&] { server_of(node).take(0, bytes, cut * kWord); }));
     if (!client.pulled.empty())
-      CHECK(throws<std::out_of_range>([&] { server_of(of_others).take(0, bytes, message.size() * kWord); }));
+      CHECK(throws<std::out_of_range>([&] { server_of(node_of_others).take(0, bytes, message.size() * kWord); }));
   }
 }
 
@@ -1600,9 +1610,8 @@ void a_server_refuses_records_that_are_not_whole(uint64_t seed) {
   Random random(seed);
   Owner own(1, 0, {});
   const int64_t num_rows = own.rows.num_rows;
-  RoundServer server(own.applier.get(), 0,
-                     {NodeShard{own.rows.clock.data(), {own.rows.weight.data()}, own.rows.directory.get()}},
-                     {{nullptr}}, kSums, {kDim});
+  const NodeRows node({shard_of(own.rows)}, {0}, 0, {kDim}, own.applier.get());
+  RoundServer server(&node, {{nullptr}}, kSums);
   const Batch batch = Tally(num_rows).draw(random, 5, 0, num_rows);
   const std::vector<int64_t> first{0, batch.size()}, none{0, 0};
   const PushView push{0,
@@ -1643,11 +1652,8 @@ void a_reply_without_clocks_has_all_rows_after_its_step(uint64_t seed) {
   int64_t applied[2]{0, 0};
   Rings rings[2]{Rings(1, 4096, kSums), Rings(1, 4096, kSums)};
   RingProducer producers[2]{rings[0].producer(0), rings[1].producer(0)};
-  const auto shard = [&](size_t o) {
-    return NodeShard{rows[o].clock.data(), {rows[o].weight.data()}, rows[o].directory.get()};
-  };
-  RoundServer server{nullptr, 0,      {shard(0), shard(1)},      {{&producers[0], &producers[1]}},
-                     kSums,   {kDim}, {&applied[0], &applied[1]}};
+  const NodeRows node({shard_of(rows[0]), shard_of(rows[1])}, {0, 1}, 0, {kDim}, nullptr);
+  RoundServer server{&node, {{&producers[0], &producers[1]}}, kSums, {&applied[0], &applied[1]}};
   const Batch nothing(random, 0, kDim);
   const Ints none{0, 0, 0};
   for (int64_t step = 0; step < 50; ++step) {
@@ -1696,12 +1702,8 @@ Words message_of(const std::vector<int64_t>& section) {
 // A server of one node and owner, with three clients, and what it answers.
 struct ServerTrial {
   Owner own{1, 0, {}};
-  RoundServer table{own.applier.get(),
-                    0,
-                    {NodeShard{own.rows.clock.data(), {own.rows.weight.data()}, own.rows.directory.get()}},
-                    std::vector<RoundServer::Rings>(3, {nullptr}),
-                    kSums,
-                    {kDim}};
+  NodeRows node{{shard_of(own.rows)}, {0}, 0, {kDim}, own.applier.get()};
+  RoundServer table{&node, std::vector<RoundServer::Rings>(3, {nullptr}), kSums};
   Server server;
   std::vector<std::vector<int64_t>> replies[3];  // to each client
 
@@ -1875,21 +1877,21 @@ struct ExchangeTrial {
     memory->values.assign(kDim, value);
     const Message columns{nullptr, memory->clocks.data(), memory->counts.data(), nullptr, memory->values.data()};
     const std::vector<hetmpi::Push> pushes{hetmpi::Push{PushView{0, memory->route->view(), columns, false}, memory}};
-    const std::vector<int32_t> known{kNoLine};
-    return std::make_shared<Request>(of, RequestHeader{1, kUnbounded, 0}, memory->route, known, pushes,
-                                     memory->clocks.data(), memory);
+    const auto known = Buffer<int32_t>::of(1);
+    known[0] = kNoLine;
+    const Buffer<int32_t> versions(std::shared_ptr<void>(memory, memory->clocks.data()), 1);
+    return std::make_shared<Request>(of, RequestHeader{1, kUnbounded, 0}, memory->route, pushes, known, versions);
   }
 
   int64_t other;
   Owner own{1, 0, {}};
-  RoundServer table{
-      own.applier.get(), 0,     {NodeShard{own.rows.clock.data(), {own.rows.weight.data()}, own.rows.directory.get()}},
-      {{nullptr}},       kSums, {kDim}};
+  NodeRows node{{shard_of(own.rows)}, {0}, 0, {kDim}, own.applier.get()};
+  RoundServer table{&node, {{nullptr}}, kSums};
   Server server;
   SlowWire wire;
   PollingWaits waits;
   Exchange exchange;
-  Channel channel{nullptr, &table, {{0}}, kSums, {kDim}, false};
+  Channel channel{nullptr, &table, {{0}}, kSums, {kDim}, false, true};
 };
 
 void an_exchange_brings_rows_with_the_gradients_in_front(uint64_t seed) {
@@ -1962,6 +1964,183 @@ void a_table_of_another_group_is_refused(uint64_t seed) {
   CHECK(!first.exchange.remove(&first.channel));  // the last one
 }
 
+// A wire that brings a message to the other rank's server, and its replies back, when this rank looks.
+struct DirectWire : Wire {
+  void send(int64_t, std::vector<Addressed> messages) override {
+    for (Addressed& message : messages) unsent.push_back(std::move(message.words));
+    proceed();
+  }
+  void expect(int64_t, const Ranks&) override {}
+  std::vector<Addressed> arrived(int64_t, const Ranks& partners) override {
+    proceed();
+    if (partners.empty() || replies.empty()) return {};
+    std::vector<Addressed> found{{partners.front(), std::move(replies.front())}};
+    replies.pop_front();
+    return found;
+  }
+  bool publish() override { return unsent.empty(); }
+
+  void proceed() {
+    do {
+      if (!unsent.empty() && server->is_free(0)) {
+        server->put(0, std::move(unsent.front()));
+        unsent.pop_front();
+      }
+      server->proceed();
+      for (Words reply; server->take(0, &reply);) replies.push_back(std::move(reply));
+    } while (!unsent.empty() && server->is_free(0));
+  }
+
+  Server* server = nullptr;  // of the other rank
+  std::deque<Words> unsent, replies;
+};
+
+// The parts of a table on one of two ranks, each on a node of its own.
+struct TableTrial {
+  static constexpr int64_t kRows = 30;
+
+  TableTrial(int64_t rank, bool is_exact, int64_t num_lines)
+      : rank(rank),
+        rows(kRows),
+        directory(partition, rank),
+        rings(2, min_ring_capacity(is_exact ? kGrads : kSums) + 8192, is_exact ? kGrads : kSums),
+        applier({}, shard(), optimizer_of("sgd")),
+        node({{rows.clock.data(), {rows.weight.data()}, &directory}}, {rank}, rank, {kDim},
+             is_exact ? nullptr : &applier),
+        of_other(rings.producer(1 - rank)),
+        table(&node, {{is_exact ? &of_other : nullptr}}, rings.format(),
+              is_exact ? std::vector<const int64_t*>{&applied} : std::vector<const int64_t*>{}),
+        server({1 - rank}, rank, false),
+        exchange(&waits, &wire, &server, {1 - rank}, {}),
+        channel{nullptr, &table, {{1 - rank}}, rings.format(), {kDim}, is_exact, false},
+        lines(num_lines, optimizer_of("sgd"), Policy::kLru, RowType::kFloat32),
+        space{partition, rank, {uint8_t(rank == 1), uint8_t(rank == 0)}, {1, 1}, &lines} {
+    exchange.join(&channel);
+  }
+
+  Shard shard() {
+    Shard found = rows.shard();
+    found.directory = &directory;
+    return found;
+  }
+  Table parts() { return {&space, &node, &channel, &lines, &spans, &counters, {nullptr, nullptr}}; }
+
+  KeysOfCall drawn(Random& random) {
+    Ints keys = permutation(random, 2 * kRows);
+    keys.resize(pick(random, 2 * kRows));
+    return std::make_shared<const Keys>(space, keys.data(), keys.size(), nullptr);
+  }
+
+  // Gradients of whole numbers, which are taken from `sums` (2 * kRows) of each key.
+  static Buffer<float> gradients(Random& random, const Keys& keys, Floats* sums) {
+    const auto grads = Buffer<float>::of(keys.size() * kDim);
+    for (int64_t i = 0; i < keys.size(); ++i) {
+      const auto value = static_cast<float>(pick(random, 5));
+      std::fill_n(grads.data() + i * kDim, kDim, value);
+      (*sums)[keys.array[i]] -= value;
+    }
+    return grads;
+  }
+
+  void check(const Floats& sums) const {
+    for (int64_t row = 0; row < kRows; ++row)
+      for (int64_t d = 0; d < kDim; ++d) CHECK(rows.weight[row * kDim + d] == sums[partition.key_of(rank, row)]);
+  }
+
+  static constexpr RecordFormat kGrads{kDim, false};
+  const Partition partition{"hash", 2 * kRows, 2};
+  int64_t rank, applied = 0;
+  OwnedRows rows;
+  Directory directory;
+  Rings rings;
+  PushApplier applier;
+  NodeRows node;
+  RingProducer of_other;
+  RoundServer table;
+  Server server;
+  DirectWire wire;
+  PollingWaits waits;
+  Exchange exchange;
+  Channel channel;
+  HostLines lines;
+  KeySpace space;
+  Spans spans{true};
+  Counters counters;
+};
+
+void meet(TableTrial& first, TableTrial& second) {
+  first.wire.server = &second.server, second.wire.server = &first.server;
+  first.waits.other = &second.exchange, second.waits.other = &first.exchange;
+}
+
+// Two ranks that read and write in turns, with batches announced and not read, evictions and pulls of several batches.
+void clients_of_a_bound_lose_nothing_and_see_their_own_updates(uint64_t seed) {
+  Random random(seed);
+  for (const int64_t bound : {int64_t{1}, int64_t{4}, kUnbounded}) {
+    TableTrial trials[2]{{0, false, 12}, {1, false, 40}};
+    meet(trials[0], trials[1]);
+    const auto rates = [](int64_t) { return std::vector<double>{1, 1}; };
+    const BoundedClient::Settings settings{bound, bound == 4 ? size_t{2} : size_t{1}, 1.0f};
+    BoundedClient clients[2]{{trials[0].parts(), &trials[0].applier, optimizer_of("sgd"), rates, settings},
+                             {trials[1].parts(), &trials[1].applier, optimizer_of("sgd"), rates, settings}};
+    for (BoundedClient& client : clients) client.set_rates();  // others may push before its first write
+    std::deque<KeysOfCall> ahead[2];
+    Floats sums(2 * TableTrial::kRows, 0.0f);
+    for (int step = 0; step < 200; ++step) {
+      const int64_t rank = pick(random, 2);
+      BoundedClient* client = &clients[rank];
+      if (once_in(random, 4)) ahead[rank].clear();  // announced in vain
+      const KeysOfCall keys = ahead[rank].empty() ? trials[rank].drawn(random) : ahead[rank].front();
+      if (!ahead[rank].empty()) ahead[rank].pop_front();
+      const ModelRows before = BoundedClient::read({client}, {keys}).at(0);
+      if (ahead[rank].size() < 3) {
+        ahead[rank].push_back(trials[rank].drawn(random));
+        BoundedClient::announce({client}, {ahead[rank].back()});
+      }
+      const Floats read(before.at, before.at + keys->size() * kDim);
+      const auto grads = TableTrial::gradients(random, *keys, &sums);
+      BoundedClient::write({client}, {keys}, {{grads.data(), keys->size(), grads.memory()}});
+      if (!once_in(random, 3)) continue;
+      ahead[rank].clear();
+      const ModelRows after = BoundedClient::read({client}, {keys}).at(0);
+      for (int64_t i = 0; i < keys->size() * kDim; ++i) CHECK(after.at[i] <= read[i] - grads[i]);
+    }
+    for (BoundedClient& client : clients) client.send_all();
+    for (const TableTrial& trial : trials) trial.check(sums);
+    CHECK(trials[0].counters.evicted > 0 && trials[1].counters.hits > 0 && trials[0].counters.misses > 0);
+  }
+}
+
+// Two ranks in steps: rows read are those after all writes of the step before.
+void exact_clients_read_the_sums_of_the_step_before(uint64_t seed) {
+  Random random(seed);
+  TableTrial trials[2]{{0, true, 0}, {1, true, 0}};
+  meet(trials[0], trials[1]);
+  const auto client_of = [](TableTrial& trial) {
+    StepReducer reducer(trial.rings.ends(), trial.rank, trial.shard(), &trial.applied);
+    return ExactClient(trial.parts(), std::move(reducer), optimizer_of("sgd"), [](int64_t) { return 1.0; });
+  };
+  ExactClient clients[2]{client_of(trials[0]), client_of(trials[1])};
+  Floats sums(2 * TableTrial::kRows, 0.0f);
+  for (int step = 0; step < 50; ++step) {
+    KeysOfCall keys[2];
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      keys[rank] = trials[rank].drawn(random);
+      const ModelRows rows = ExactClient::read({&clients[rank]}, {keys[rank]}).at(0);
+      for (int64_t i = 0; i < keys[rank]->size(); ++i) CHECK(rows.at[i * kDim] == sums[keys[rank]->array[i]]);
+    }
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      const auto grads = TableTrial::gradients(random, *keys[rank], &sums);
+      ExactClient::write({&clients[rank]}, {keys[rank]}, {grads});
+      std::fill(grads.begin(), grads.end(), -1.0f);  // the caller may change them
+      CHECK(throws<std::runtime_error>([&] { clients[rank].check_write(); }));
+    }
+    for (ExactClient& client : clients) ExactClient::settle({&client});
+    for (const TableTrial& trial : trials) trial.check(sums);
+    CHECK(clients[0].step() == step + 1 && trials[1].applied == step + 1);
+  }
+}
+
 void reducer_sums_in_an_order_of_ranks(uint64_t seed) {
   for (int64_t own_rank = 0; own_rank < kRanks; ++own_rank) {
     ReducerTrial trial(own_rank, seed + own_rank);
@@ -1975,8 +2154,10 @@ void reducer_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
   for (const auto& [step, row] : std::map<int64_t, int64_t>{{4, 0}, {6, 0}, {5, -1}}) {
     Rings rings(2, min_ring_capacity(format), format);
     OwnedRows rows(3);
-    StepReducer reducer(rings.ends(), 1, rows.shard());
-    reducer.begin(5, nullptr, nullptr, nullptr, 0);
+    int64_t applied = 0;
+    const Ints none(3, 0);
+    StepReducer reducer(rings.ends(), 1, rows.shard(), &applied);
+    reducer.begin(5, {nullptr, nullptr, none.data()}, nullptr, false);
     CHECK(!reducer.poll());
     Origin(rings, 0).send(step, one_row(random, row));
     if (row < 0)
@@ -1990,9 +2171,10 @@ void reducer_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
 void the_keys_of_a_pull_are_refreshed_read_or_left_alone(uint64_t) {
   for (int kind = 0; kind < 16; ++kind) {
     const int64_t slot = kind & 1 ? 3 : -1;
-    const bool fetched = kind & 2, is_decided = kind & 4, is_old = slot >= 0 && kind & 8;
-    bool is_stale = is_old, is_missing = false;
-    const Judged judged = judge(&slot, &fetched, &is_decided, 1, &is_stale, &is_missing);
+    const bool is_old = slot >= 0 && kind & 8;
+    const uint8_t fetched = (kind & 2) > 0, is_decided = (kind & 4) > 0;
+    uint8_t is_stale = is_old, is_missing = false;
+    const JudgedCounts judged = judge(&slot, &fetched, &is_decided, 1, &is_stale, &is_missing);
     const bool has_line = slot >= 0, may_read = !fetched && !is_decided;
     CHECK(is_missing == (may_read && (!has_line || is_old)));
     CHECK(is_stale == (has_line && (fetched || (is_old && !is_decided))));
@@ -2004,14 +2186,14 @@ void the_keys_of_a_pull_are_refreshed_read_or_left_alone(uint64_t) {
 void a_batch_of_a_pull_takes_its_lines_and_rows(uint64_t) {
   const int64_t pull_slots[] = {7, -1, -1, 9, -1};
   const int32_t pull_clocks[] = {10, 11, 12, 13, 14};
-  const bool is_uncached[] = {false, true, false, false, false};
+  const uint8_t is_uncached[] = {false, true, false, false, false};
   const float pull_rows[] = {0, 0, 1, 2, 0, 0, 0, 0, 0, 0};
   const int64_t places[] = {3, 1, 2, 0};
-  const bool is_admitted[] = {true, true, false, true};
+  const uint8_t is_admitted[] = {true, true, false, true};
   int64_t slots[4];
   int32_t clocks[4];
   float rows[8] = {};
-  bool is_missing[4];
+  uint8_t is_missing[4];
   const PartCounts counts = part_of_pull({pull_slots, pull_clocks, is_uncached, pull_rows, 2}, places, is_admitted, 3,
                                          4, slots, clocks, rows, is_missing);
   CHECK((Ints(slots, slots + 4) == Ints{9, -1, -1, 7}));
@@ -2076,7 +2258,9 @@ void keys_are_divided_by_where_their_owners_are(uint64_t seed) {
     std::iota(all.begin(), all.end(), 0);
     std::shuffle(all.begin(), all.end(), random);
     const int64_t n = pick(random, 60);
-    const Keys keys(partition, all.data(), n, remote.data(), admitted.data());
+    HostLines lines(0, optimizer_of("sgd"), Policy::kLru, RowType::kFloat32);
+    const KeySpace space{partition, 0, remote, admitted, &lines};
+    const Keys keys(space, all.data(), n, nullptr);
     int64_t num_remote = 0;
     for (int64_t i = 0; i < n; ++i) {
       const int64_t owner = partition.locate(all[i]).owner;
@@ -2089,8 +2273,9 @@ void keys_are_divided_by_where_their_owners_are(uint64_t seed) {
     for (const int64_t position : keys.local_route->order()) CHECK(!keys.is_remote[position]);
   }
   const int64_t outside = 100;
-  const uint8_t none[4] = {};
-  CHECK(throws<std::out_of_range>([&] { Keys(Partition("hash", 100, 4), &outside, 1, none, none); }));
+  HostLines lines(0, optimizer_of("sgd"), Policy::kLru, RowType::kFloat32);
+  const KeySpace space{Partition("hash", 100, 4), 0, {0, 0, 0, 0}, {0, 0, 0, 0}, &lines};
+  CHECK(throws<std::out_of_range>([&] { Keys(space, &outside, 1, nullptr); }));
 }
 
 void run_all(uint64_t seed) {
@@ -2139,6 +2324,8 @@ void run_all(uint64_t seed) {
   RUN(a_reply_that_is_not_whole_ends_the_messages);
   RUN(a_table_may_leave_while_its_reply_is_under_way);
   RUN(a_table_of_another_group_is_refused);
+  RUN(clients_of_a_bound_lose_nothing_and_see_their_own_updates);
+  RUN(exact_clients_read_the_sums_of_the_step_before);
   RUN(reducer_sums_in_an_order_of_ranks);
   RUN(reducer_refuses_other_steps_and_rows_that_are_not_there);
   RUN(keys_are_divided_by_where_their_owners_are);

@@ -22,8 +22,8 @@ from test_staleness import (
 )  # fmt: skip
 
 from hetmpi.errors import UserError
-from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import CacheSettings
+from hetmpi.table.client import MOST_AHEAD
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness
@@ -119,7 +119,7 @@ def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(world, s
         for later, _ in next_announced(batches, step, depth):
             table.prefetch(later)
         table.write(keys, grads)
-        table.client._owner.drain()
+        table.client.owner.drain()
         apart.comm.Barrier()
     table.close()
 

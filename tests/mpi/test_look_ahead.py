@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hetmpi.errors import UserError
-from hetmpi.table.batch import MOST_AHEAD
+from hetmpi.table.client import MOST_AHEAD
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
@@ -120,7 +120,7 @@ def test_batches_announced_and_not_read_read_again_or_flushed(world, apart, exch
             is_other, is_again, is_unread, is_flushed, *is_late = chances < 0.25
             keys = (others if is_other else steps)[step]  # not what was announced
             rows.append(table.read(keys).clone())
-            if announces and len(table.client._ahead) < MOST_AHEAD - 1:
+            if announces and table.client.num_ahead < MOST_AHEAD - 1:
                 for later in [step + 1] * int(is_late[0]) + [step + 2] * int(not is_late[1]):
                     table.prefetch(steps[later])
             if is_again:

@@ -23,8 +23,8 @@ from hetmpi.errors import UserError
 from hetmpi.owner.route import PARTITIONS, make_partition
 from hetmpi.owner.store import table_seed
 from hetmpi.schedule import Schedule
-from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import POLICIES
+from hetmpi.table.client import MOST_AHEAD
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
@@ -156,15 +156,14 @@ def write_apart(world, table, keys, grads):
     """A write at s >= 1, if there are gradients, in which no phase overlaps with another on any rank."""
     if grads is None:
         return world.comm.Barrier()
-    take_due = table.cache.take_due
 
-    def take_together(*arguments):  # nothing is pushed yet
-        world.comm.Barrier()
-        take_due(*arguments)
+    def meet():
+        if table.spans.doing == "validate":  # nothing is pushed yet
+            world.comm.Barrier()
 
-    table.cache.take_due = take_together
+    table.spans.on_enter = meet
     table.write(keys, grads)
-    table.cache.take_due = take_due
+    table.spans.on_enter = None
 
 
 def check_step(table, rank, rows, expected):
@@ -219,7 +218,7 @@ def follow(world, table, cluster, case, step_apart=step_apart, may_rest=True):
 @cases(25)
 def test_the_cache_keeps_the_lines_that_the_reference_keeps(case):
     policy, capacity_rows = case["policy"], max(1, case["capacity_rows"] % 100)
-    cache = _C.RowCache(capacity_rows, RowOptimizer().core(1), policy)
+    cache = _C.HostLines(capacity_rows, RowOptimizer().core(1), policy)
     reference, draw = Cache(capacity_rows, policy), random.Random(case["seed"])
     for _ in range(200):
         use_both(cache, reference, busy_keys(draw, capacity_rows))
@@ -692,7 +691,15 @@ def owner_of(core, weight, state, mean_square=None):
         mean_square = np.empty((num_rows, 0), np.float32)
     clocks, touched = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8)
     rings, directory = np.zeros((0, 4096), np.uint8), _C.Directory(make_partition("range", num_rows, 1), 0)
-    return _C.PushApplier(rings, weight, state, clocks, touched, mean_square, directory, core)
+    applied = np.zeros(8, np.int64)
+    shard = _C.ShardArrays(weight, state, mean_square, clocks, applied, rings, directory, None, touched)
+    owner = Owner(shard, core)
+    owner.record, owner.dim = _C.push_format(core), weight.shape[1]
+    return owner
+
+
+class Owner(_C.PushApplier):
+    """Knows the format of its records, and the numbers of a row."""
 
 
 def push(owner, core, sums, count, last_step):
@@ -705,8 +712,8 @@ def push(owner, core, sums, count, last_step):
 
 def apply(owner, rows, sums, clocks, counts, steps):
     """Applies sums (n, sum_dim) of rows (n,)."""
-    route = make_partition("range", int(max(rows, default=0)) + 1, 1).route(rows)
-    owner.apply(_C.Message(0, route, sums, clocks, counts, steps), 0)
+    squares = sums[owner.record.has_squares(counts), owner.dim :]
+    owner.apply_record(rows, clocks, counts, steps, sums[:, : owner.dim].copy(), squares.copy())
 
 
 def second_moments(rule, state):
@@ -743,28 +750,15 @@ def test_assigned_states_have_their_mean_squares(placed, rule):
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_columns_of_a_record_are_applied_as_the_sums_they_were(rule):
-    draw, num = np.random.default_rng(0), 12
-    core = row_optimizer(rule, weight_decay=0.1, l1=L1).core(3)
-    counts = draw.integers(1, 5, num).astype(np.int32)
-    sums = np.concatenate([sums_of(rule, draw.normal(size=(count, 1, 3))) for count in counts])
-    steps = None if core.is_plain else np.stack([6 - counts, np.full(num, 5)], 1).astype(np.int32)
-    record, found = _C.push_format(core), []
-    for by_columns in (False, True):
-        weight, state = np.ones((num, 3), np.float32), np.full((num, core.state_dim), 0.5, np.float32)
-        owner, rows = owner_of(core, weight, state), np.arange(num)
-        owner.set_step([0.01], 5)
-        if by_columns:
-            squares = np.ascontiguousarray(sums[record.has_squares(counts), 3:])
-            owner.apply_record(rows, counts, counts, steps, np.ascontiguousarray(sums[:, :3]), squares)
-        else:
-            apply(owner, rows, sums, counts, counts, steps)
-        found.append((weight, state))
-    assert all(np.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(*found))
-    assert record.has_squares(counts).tolist() == [rule in WITH_SQUARES and count > 1 for count in counts]
+def test_records_have_squares_of_sums_of_several_gradients_alone(rule):
+    core, num = row_optimizer(rule).core(3), 12
+    owner = owner_of(core, np.ones((num, 3), np.float32), np.zeros((num, core.state_dim), np.float32))
+    counts, sums = np.arange(num, dtype=np.int32) % 4 + 1, np.ones((num, 3), np.float32)
+    assert owner.record.has_squares(counts).tolist() == [rule in WITH_SQUARES and count > 1 for count in counts]
     if rule in WITH_SQUARES:
+        steps = np.ones((num, 2), np.int32)
         with pytest.raises(ValueError, match="squares"):
-            owner.apply_record(rows, counts, counts, steps, sums[:, :3].copy(), np.zeros((num, 9), np.float32))
+            owner.apply_record(np.arange(num), counts, counts, steps, sums, np.zeros((num, 9), np.float32))
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad", "momentum", "ftrl"])
@@ -791,28 +785,11 @@ def test_only_sums_of_several_gradients_count_bytes_of_squares(placed, rule):
 
 def lines_of(core, num, dim):
     """A cache with `num` lines of ones: cache, slots."""
-    cache, slots = _C.RowCache(32, core, "lfu"), np.full(num, -1)
+    cache, slots = _C.HostLines(32, core, "lfu"), np.full(num, -1)
     cache.use(slots, num)
     fetched = np.ones((num, dim), np.float32), np.zeros((num, core.preview_dim), np.float32), np.zeros(num, np.int32)
     cache.insert_and_evict(np.arange(num), np.ones(num, bool), *fetched, slots)
     return cache, slots
-
-
-def test_lines_are_classified_alike_in_one_call_and_in_parts():
-    num, core, rng = 24, RowOptimizer("sgd").core(1), np.random.default_rng(0)
-    cache, slots = lines_of(core, num, 1)
-    slots[::3] = -1
-    clocks, fetched = rng.integers(0, 6, num).astype(np.int32), rng.random(num) < 0.5
-    is_decided = rng.random(num) < 0.5
-    arguments = slots, fetched, is_decided, clocks, 2
-    is_stale, left, num_found, num_stale, num_left = cache.classify(*arguments)
-    is_line, too_old = slots >= 0, clocks > 2
-    expected = is_line & np.where(fetched, True, too_old & ~is_decided)
-    assert (is_stale == expected).all() and (left == (~fetched & ~is_decided & (~is_line | expected))).all()
-    assert (num_found, num_stale, num_left) == (is_line.sum(), expected.sum(), left.sum())
-    parts = _C.judged(slots, fetched, is_decided, is_line & ~fetched & too_old)
-    for one, part in zip((is_stale, left, num_found, num_stale, num_left), parts):
-        assert np.array_equal(one, part)
 
 
 def test_a_refresh_with_a_pending_sum_does_not_change_the_step_of_the_next_gradient():
@@ -886,10 +863,10 @@ def test_a_line_moves_by_the_formula_of_a_preview(rule, count, anticipate, weigh
         step = 0.01 / (1 - 0.9**5) / (np.sqrt(after / (1 - 0.999**5)) + 1e-8) * moved
     expected = row - step * (anticipate * total + count * decay), after
     found = row.astype(np.float32), states.astype(np.float32)
-    cache, clocks = _C.RowCache(32, core, "lfu"), np.arange(8, dtype=np.int32)
-    cache.set_step(0.01, 5)
-    counts = np.full(8, count, np.int32)
-    cache.preview(np.arange(8), *found, clocks, sums_of(rule, grads), counts, np.zeros_like(counts), float(anticipate))
+    clocks, counts = np.arange(8, dtype=np.int32), np.full(8, count, np.int32)
+    core.set_step(0.01, 5)
+    sums, none = sums_of(rule, grads), np.zeros_like(counts)
+    _C.preview_sums(core, np.arange(8), *found, clocks, sums, counts, none, float(anticipate))
     assert all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected))
     assert (clocks == np.arange(8) + count).all()
 

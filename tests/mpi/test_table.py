@@ -14,8 +14,8 @@ from hetmpi.errors import NotFinite, UserError
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import PARTITIONS
 from hetmpi.schedule import Schedule
-from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import CacheSettings
+from hetmpi.table.client import MOST_AHEAD
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness

@@ -256,8 +256,7 @@ class Driver:
 
     def push_all(self):
         """Pushes this rank's pending gradients, without the other ranks."""
-        self.table.client._pulls.drop_all()
-        self.table.client._pushes.send_all()
+        self.table.client.send_all()
 
     def await_turn(self, before: int):
         """Waits for the message of rank `before`. Sleeps, since the rank whose turn it is may need this core; each

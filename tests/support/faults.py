@@ -1,100 +1,128 @@
 """Faults of the protocol that a simulation must find (sim.py, fault=NAME). Each is planted by put(owner, name, value),
-which sets an attribute."""
+which sets an attribute: at the seams of the core, which are the world's waits, the wire, the appliers and the clients'
+verbs."""
 
 import numpy as np
 from sim import SimMessages, SimWorld
 
 from hetmpi import _C
-from hetmpi.owner.mailbox import Mailbox
 from hetmpi.owner.node_memory import NodeMemory
-from hetmpi.owner.shards import ShardReader
-from hetmpi.table.bsp import BspClient
 from hetmpi.table.client import TableContext
-from hetmpi.table.host_cache import HostCache
-from hetmpi.table.pushes import Pushes
+from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.ssp import SspClient
 
+PushApplier, BoundedClient = _C.PushApplier, _C.BoundedClient
 
-def preview_left_out(put):
-    """Rows from other nodes lack own gradients that are under way."""
 
-    def skip(self, pull, _):
-        pull.num_previewed = len(self._pushes.held)
+def preview_by_another_rule(put):
+    """Own gradients that are under way move rows from other nodes otherwise than their owners will."""
+    init = BoundedClient.__init__
 
-    put(SspClient, "_preview_held", skip)
+    def init_with_momentum(self, table, owner, rule, *arguments):
+        init(self, table, owner, RowOptimizer("momentum").core(rule.sum_dim) if rule.is_plain else rule, *arguments)
+
+    put(BoundedClient, "__init__", init_with_momentum)
+
+
+class ChangingApplier(PushApplier):
+    """Changes what it has drained for other threads and waits; the core's own drains stay as they are."""
+
+    def __init__(self, shard, rule):
+        super().__init__(shard, rule)
+        self.weight = shard.weight
+
+    def drain(self):
+        before = self.weight.copy()
+        num = super().drain()
+        return num + self.change(self.weight - before)
 
 
 def clock_before_row(put):
-    """A row of this node is older than its clock."""
-    check_valid, fetch, read = SspClient._check_valid, SspClient._fetch, ShardReader.read
+    """Clocks are written before the rows, which come later."""
 
-    def check_late(self, pull):
-        self._before = {rank: shard.weight.copy() for rank, shard in self.context.memory.on_node.items()}
-        self.context.world.sim.hand_over(self.context.world.rank)
-        return check_valid(self, pull)
+    class LateRows(ChangingApplier):
+        late = 0.0
 
-    def fetch_early(self, *arguments):
-        self._reader.before = self._before, self.context.partition
-        fetch(self, *arguments)
-        del self._reader.before
+        def change(self, moved):
+            was_late, self.late = self.late, moved
+            self.weight += was_late - moved
+            return np.any(moved)
 
-    def read_before(self, array, route, out):
-        found = read(self, array, route, out)
-        if array == "weight" and hasattr(self, "before"):
-            shards, partition = self.before
-            for owner, row, place in zip(*partition.locate(route.keys), route.order):
-                if owner in shards:
-                    out[place] = shards[owner][row]
-        return found
-
-    put(SspClient, "_check_valid", check_late)
-    put(SspClient, "_fetch", fetch_early)
-    put(ShardReader, "read", read_before)
+    put(_C, "PushApplier", LateRows)
 
 
 def push_applied_twice(put):
-    """Gradients reach the owners of this node twice."""
-    send = Mailbox.send
+    """Gradients of this node's ranks are applied twice."""
 
-    def send_twice(self, message):
-        if message.clocks is not None:
-            send(self, message)
-        return send(self, message)
+    class Twice(ChangingApplier):
+        def change(self, moved):
+            self.weight += moved
+            return 0
 
-    put(Mailbox, "send", send_twice)
+    put(_C, "PushApplier", Twice)
+
+
+def wait_left_out(put, text: str):
+    """A rank does not wait where the reason has this text."""
+    wait = SimWorld.wait
+
+    def wait_for_others(self, look, what):
+        return (text in (what() if callable(what) else what)) or wait(self, look, what)
+
+    put(SimWorld, "wait", wait_for_others)
 
 
 def tail_passed_early(put):
     """A rank believes that owners have applied what is in their rings."""
-    put(Mailbox, "behind", lambda self: [])
+    wait_left_out(put, "to apply its gradients")
+
+
+def reply_not_awaited(put):
+    """A rank reads replies that are not here."""
+    wait_left_out(put, "to read or write the table as often as it does")
 
 
 def reply_before_the_step(put):
     """An owner says that it has applied a step when it begins to wait for it."""
-    apply_step = BspClient._apply_step
+    wait = SimWorld.wait
 
-    def early(self):
-        applied = self.context.memory.local.applied
-        applied[0] += 1
-        self._world.sim.hand_over(self._world.rank)
-        apply_step(self)
-        applied[0] -= 1
+    def wait_early(self, look, what):
+        if "for the gradients of" not in (what() if callable(what) else what):
+            return wait(self, look, what)
+        tables = [of_rank[self.rank] for of_rank in self.sim.tables.values()]
+        exact = [table.memory.local.applied for table in tables if table.staleness.is_synchronous]
+        for applied in exact:
+            applied[0] += 1
+        self.sim.hand_over(self.rank)
+        wait(self, look, what)
+        for applied in exact:
+            applied[0] -= 1
 
-    put(BspClient, "_apply_step", early)
+    put(SimWorld, "wait", wait_early)
 
 
 def eviction_drops_sums(put):
-    """The sums of evicted lines are lost."""
-    insert = HostCache.insert_and_evict
+    """The sums of lines that a read evicts are lost."""
 
-    def drop(self, *arguments):
-        before = self.num_pushes
-        found = insert(self, *arguments)
-        if self.num_pushes > before:
-            self.take_pushes()
-        return found
+    def read_and_drop(clients, keys):
+        rows = BoundedClient.read(clients, keys)
+        for client in clients:
+            client.context.cache.take_pushes()
+        return rows
 
-    put(HostCache, "insert_and_evict", drop)
+    put(SspClient, "read", staticmethod(read_and_drop))
+
+
+def sum_added_twice(put):
+    """The gradient of a key is added to its line twice."""
+
+    def write_twice(clients, keys, grads):
+        grads = [grad.clone() for grad in grads]
+        for grad in grads:
+            grad[:1] *= 2
+        BoundedClient.write(clients, keys, grads)
+
+    put(SspClient, "write", staticmethod(write_twice))
 
 
 def poll_left_out(put):
@@ -114,19 +142,47 @@ def message_answered_twice(put):
     put(SimMessages, "send", send_again)
 
 
-def fence_left_out(put):
-    """A rank leaves a flush before others have flushed."""
-    put(NodeMemory, "fence", lambda self, what="": None)
+def request_not_answered(put):
+    """A rank goes on before it has answered one of the others."""
+    send = SimMessages.send
+
+    def send_to_the_first(self, tag, messages):
+        send(self, tag, dict(list(messages.items())[: 1 if tag == _C.REPLY_TAG else None]))
+
+    put(SimMessages, "send", send_to_the_first)
 
 
 def held_gradients_lost(put):
-    """Gradients for other nodes do not leave with the request."""
-    take = Pushes.take_held
+    """A record of gradients for another node does not leave with the request."""
+    send = SimMessages.send
 
-    def lose(self):
-        return take(self)[1:]
+    def send_less(self, tag, messages):
+        if tag == _C.REQUEST_TAG:
+            on_node = self._sim.on_node, self._sim.node_of
+            messages = {to: without_a_record(words, len(on_node[0][on_node[1][to]])) for to, words in messages.items()}
+        send(self, tag, messages)
 
-    put(Pushes, "take_held", lose)
+    put(SimMessages, "send", send_less)
+
+
+def without_a_record(words: np.ndarray, num_owners: int) -> np.ndarray:
+    """A request without the first record of its first section that has one (cpp/wire/sections.h, round.h)."""
+    tables = next(num for num in range(1, len(words)) if num + words[:num].sum() == len(words))
+    begins = tables + np.concatenate([[0], words[:tables].cumsum()])
+    for table, begin in enumerate(begins[:-1]):
+        at = begin + 3 + 2 * num_owners  # after the header and the counts
+        if words[table] and words[begin + 3] > 0:
+            size = words[at] // 8
+            left = np.delete(words, slice(at, at + size))
+            left[table] -= size
+            left[begin + 3] -= 1
+            return left
+    return words
+
+
+def fence_left_out(put):
+    """A rank leaves a flush before others have flushed."""
+    put(NodeMemory, "fence", lambda self, what="": None)
 
 
 def bound_too_wide(put):
@@ -140,44 +196,17 @@ def bound_too_wide(put):
     put(TableContext, "set_batches_per_pull", set_wider)
 
 
-def request_not_answered(put):
-    """A rank goes on before it has answered one of the others."""
-    send = SimMessages.send
-
-    def send_to_the_first(self, tag, messages):
-        send(self, tag, dict(list(messages.items())[: 1 if tag == _C.REPLY_TAG else None]))
-
-    put(SimMessages, "send", send_to_the_first)
-
-
-def drop_without_receiving(put):
-    """A rank forgets a request whose reply is under way."""
-    put(_C.Request, "drop", lambda self: None)
-
-
 def pushes_as_they_come(put):
     """By messages, pushes are applied in the order of their arrival."""
     server = _C.Server
     put(_C, "Server", lambda ranks, own, in_rounds: server(ranks, own, False))
 
 
-def sum_added_twice(put):
-    """A gradient is added to its line twice."""
-    update = HostCache.update
-
-    def update_twice(self, slots, grads, anticipate):
-        update(self, slots, grads, anticipate)
-        update(self, np.where(np.arange(len(slots)) == 0, slots, -1), grads, anticipate)
-
-    put(HostCache, "update", update_twice)
-
-
 FAULTS = {
     plant.__name__: plant
     for plant in (
-        preview_left_out, clock_before_row, push_applied_twice, tail_passed_early, reply_before_the_step,
-        eviction_drops_sums, poll_left_out, message_answered_twice, fence_left_out, held_gradients_lost,
-        bound_too_wide, request_not_answered, drop_without_receiving, pushes_as_they_come,
-        sum_added_twice,
+        preview_by_another_rule, clock_before_row, push_applied_twice, tail_passed_early, reply_before_the_step,
+        reply_not_awaited, eviction_drops_sums, sum_added_twice, poll_left_out, message_answered_twice,
+        request_not_answered, held_gradients_lost, fence_left_out, bound_too_wide, pushes_as_they_come,
     )
 }  # fmt: skip

@@ -59,4 +59,4 @@ class OnGpu(CacheSettings):
     def open(self, world, num_rows, dim, optimizer, device):
         capacity_rows = self.rows(num_rows, world, device)
         rule, gpu = optimizer.core(dim), GpuOnCpu()
-        return EmulatedCache(_C.CudaRowCache(capacity_rows, rule, self.policy, self.dtype, 0), rule, self.policy, gpu)
+        return EmulatedCache(_C.CudaRowCache(capacity_rows, rule, self.policy, self.dtype, 0), rule, gpu)

@@ -20,8 +20,8 @@ import torch
 
 from hetmpi import CacheSettings, EmbeddingTable, RowOptimizer, Staleness, World
 from hetmpi.owner.route import PARTITIONS
-from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import POLICIES
+from hetmpi.table.client import MOST_AHEAD
 from hetmpi.table.group import TableGroup
 
 OTHER = 1000  # OTHER + t: a batch beside that of step t

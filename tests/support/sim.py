@@ -43,10 +43,8 @@ from protocol_cases import Checked, Driver, draw_case
 import hetmpi.table.bsp
 import hetmpi.world.memory
 from hetmpi import CacheSettings, EmbeddingTable, RowOptimizer, Staleness, World
-from hetmpi.owner.mailbox import Mailbox
-from hetmpi.owner.shards import ShardReader
 from hetmpi.spans import Spans
-from hetmpi.table.batch import MOST_AHEAD
+from hetmpi.table.client import MOST_AHEAD
 from hetmpi.wire import transport
 from hetmpi.world import at_exit
 from hetmpi.world.mpi import MPI
@@ -444,8 +442,10 @@ class SimMessages:
         return self._sim.line(self._number, self._rank, partner, tag)
 
     def send(self, tag, messages):
+        self._sim.pause(self._rank)
         for partner, message in messages.items():
             self._sim.send(self._line_to(partner, tag), message)
+        self._sim.pause(self._rank)
 
     def expect(self, tag, partners):
         """No effect."""
@@ -532,29 +532,11 @@ class SimWindows(SimMessages):
         self._sim.threads.remove(self._thread)
 
 
-class SimSpans(Spans):
+def pausing_spans(world: SimWorld) -> Spans:
     """Others may go on before each part of a step."""
-
-    def __init__(self, world: SimWorld):
-        super().__init__()
-        self._world = world
-
-    def __call__(self, part: str):
-        self._world.sim.pause(self._world.rank)
-        return super().__call__(part)
-
-
-def paused_around(method, world_of):
-    """The method, before and after which others may go on."""
-
-    def call(self, *arguments):
-        world = world_of(self)
-        world.sim.pause(world.rank)
-        found = method(self, *arguments)
-        world.sim.pause(world.rank)
-        return found
-
-    return call
+    spans = Spans()
+    spans.on_enter = partial(world.sim.pause, world.rank)
+    return spans
 
 
 def install(put=setattr):
@@ -563,8 +545,6 @@ def install(put=setattr):
     put(transport, "WIRES", {"windows": SimWindows, "messages": SimMessages})
     put(hetmpi.table.bsp, "trial_ms", lambda *_: np.array([10.0]))
     put(hetmpi.world.memory, "free_memory", lambda shared: ("memory", 1e15))
-    put(ShardReader, "read", paused_around(ShardReader.read, lambda of: of.memory.world))
-    put(Mailbox, "send", paused_around(Mailbox.send, lambda of: of.memory.world))
     put(protocol_cases, "Checked", SimChecked)
 
 
@@ -589,7 +569,7 @@ class SimChecked(Checked):
     clocks    the owners' clocks (num_rows,) at the begin of each of this rank's last reads"""
 
     def __init__(self, world: SimWorld, case: dict, name: str, **settings):
-        super().__init__(world, case, name, spans=SimSpans(world), **settings)
+        super().__init__(world, case, name, spans=pausing_spans(world), **settings)
         world.sim.tables[name][world.rank] = self.table
         self._tables, self.clocks = world.sim.tables[name], deque(maxlen=MOST_AHEAD + 1)
         partition = self.table.partition
@@ -606,9 +586,8 @@ class SimChecked(Checked):
     def check_bound(self, what: str, keys: np.ndarray):
         """Checks the clocks of the rows just read at s >= 1: a pull of k batches leaves after the k-th read before."""
         bound, client, (_, rows) = self.table.staleness.bound, self.table.client, self.seen[-1]
-        batch = client._pulls.last
-        lines = batch.slots >= 0
-        clocks = np.where(lines, self.table.cache.clocks(batch.slots), batch.clocks)
+        slots, clocks = client.last_read
+        clocks = np.where(slots >= 0, self.table.cache.clocks(slots), clocks)
         ago = client.context.batches_per_pull + 1
         if bound is not None and len(self.clocks) >= ago:
             self.check(f"{what}: clock", keys, clocks, self.clocks[-ago][keys] - bound, 1 << 30)

@@ -75,7 +75,7 @@ class NoLines:
 
 class OnCountingGpu(CacheSettings):
     def open(self, world, num_rows, dim, optimizer, device):
-        return GpuCache(NoLines(), optimizer.core(dim), self.policy, CountingGpu())
+        return GpuCache(NoLines(), optimizer.core(dim), CountingGpu())
 
 
 @pytest.fixture(params=[0, 5])
@@ -98,11 +98,12 @@ def test_without_lines_steps_pin_no_more_memory_than_the_first_ones(table):
 
 def test_the_stream_waits_for_gradients_written_into_the_rows_that_were_read():
     gpu = CountingGpu()
-    cache = GpuCache(NoLines(), RowOptimizer().core(DIM), "lfu", gpu)
-    rows = cache.deliver(np.full(5, -1), np.ones((5, DIM), np.float32))
-    cache.delivered(rows)
+    cache = GpuCache(NoLines(), RowOptimizer().core(DIM), gpu)
+    keys, slots, clocks = np.arange(5), np.full(5, -1), np.zeros(5, np.int32)
+    rows = cache.rows(slots, np.ones((5, DIM), np.float32))
+    cache.insert(keys, np.zeros(5, bool), rows, np.ones((5, 0), np.float32), clocks, slots)
     assert not gpu.taken
-    cache.as_input(rows.mul_(2))
+    cache.update(keys, slots, clocks, rows.mul_(2), 1.0)
     assert gpu.taken == [rows.data_ptr()]
 
 
@@ -128,7 +129,7 @@ class FullLines(NoLines):
 
 class OnFullGpu(CacheSettings):
     def open(self, world, num_rows, dim, optimizer, device):
-        return GpuCache(FullLines(), optimizer.core(dim), self.policy, CountingGpu())
+        return GpuCache(FullLines(), optimizer.core(dim), CountingGpu())
 
 
 class LateLines(FullLines):
@@ -147,7 +148,7 @@ class LateLines(FullLines):
 
 class OnLateGpu(CacheSettings):
     def open(self, world, num_rows, dim, optimizer, device):
-        return GpuCache(LateLines(), optimizer.core(dim), self.policy, CountingGpu())
+        return GpuCache(LateLines(), optimizer.core(dim), CountingGpu())
 
 
 def test_slots_are_kept_for_updates_that_have_not_run_when_keys_are_read_or_written_again():

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from hetmpi import _C
 from hetmpi.schedule import Schedule
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.world import World
 
 
 def test_warm_up_rises_to_the_full_rate_and_no_further():
@@ -49,20 +50,13 @@ def test_state_beside_a_row_is_what_the_rule_needs(rule, floats):
 def rows_after(grads, touched, lr, rule="adam", **settings):
     """The rows (n, dim) after the steps of a rule from zero: grads (steps, n, dim), touched (steps, n)."""
     num_rows, dim = grads.shape[1:]
-    rule = RowOptimizer(rule, lr, **settings).core(dim)
-    weight, state = np.zeros((num_rows, dim), np.float32), np.zeros((num_rows, rule.state_dim), np.float32)
-    clock, marks, rows = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8), []
-    directory = _C.Directory(_C.Partition("range", num_rows, 1), 0)
-    rings, applied = np.zeros((1, 4096), np.uint8), np.zeros(1, np.int64)
-    owner = _C.StepReducer(rings, 0, weight, state, clock, marks, directory, applied)
-    for step, (grad, touch) in enumerate(zip(grads, touched), start=1):
+    table, rows = EmbeddingTable(World(), num_rows, dim, RowOptimizer(rule, lr, **settings), init_std=0.0), []
+    for grad, touch in zip(grads, touched):
         keys = np.flatnonzero(touch)
-        rule.set_step(lr, step)
-        owner.begin(_C.Message(step, _C.Partition("range", num_rows, 1).route(keys), grad[keys]), copies=False)
-        assert owner.poll()
-        owner.apply(rule)
-        rows.append(weight.copy())
-        assert applied == step
+        table.write(torch.from_numpy(keys), torch.from_numpy(grad[keys]))
+        table.flush()
+        rows.append(table.shard.weight.copy())
+    table.close()
     return np.array(rows)
 
 
@@ -126,21 +120,12 @@ def test_ftrl_is_that_of_the_paper_to_the_zeros(l1, l2, beta):
 
 
 def test_l1_acts_on_first_rows_in_their_first_step_and_not_before():
-    rule = RowOptimizer("ftrl", 1.0, l1=0.5, eps=1.0).core(4)
-    weight, state = np.array([[0.25, -0.25, 2, -2], [0.25, -0.25, 2, -2]], np.float32), np.zeros((2, 8), np.float32)
-    clock, marks, directory = (
-        np.zeros(2, np.int32),
-        np.zeros(2, np.uint8),
-        _C.Directory(_C.Partition("range", 2, 1), 0),
-    )
-    rings, applied = np.zeros((1, 4096), np.uint8), np.zeros(1, np.int64)
-    owner = _C.StepReducer(rings, 0, weight, state, clock, marks, directory, applied)
-    rule.set_step(1.0, 1)
-    route = _C.Partition("range", 1, 1).route(np.array([0]))
-    owner.begin(_C.Message(1, route, np.zeros((1, 4), np.float32)), copies=False)
-    assert owner.poll()
-    owner.apply(rule)
-    assert weight.tolist() == [[0, 0, 1.5, -1.5], [0.25, -0.25, 2, -2]]
+    table = EmbeddingTable(World(), 2, 4, RowOptimizer("ftrl", 1.0, l1=0.5, eps=1.0))
+    table.shard.assign(slice(None), weight=np.array([[0.25, -0.25, 2, -2]] * 2, np.float32), state=0.0)
+    table.write(torch.tensor([0]), torch.zeros(1, 4))
+    table.flush()
+    assert table.shard.weight.tolist() == [[0, 0, 1.5, -1.5], [0.25, -0.25, 2, -2]]
+    table.close()
 
 
 def test_unknown_rules_and_schedules_and_impossible_numbers_are_refused():

@@ -6,16 +6,16 @@
 
 namespace hetmpi {
 
-struct Judged {
+struct JudgedCounts {
   int64_t num_found, num_stale, num_missing;  // lines, those to refresh, rows to be read
 };
 
 // Keys (n) with lines (slots >= 0), rows that came (fetched), and keys whose need for a row is decided already.
 // is_stale: set for lines that are too old; changed to those that are refreshed: lines whose rows came, and stale ones
 // unless it is decided that they are not read now. is_missing: keys whose rows are to be read now.
-inline Judged judge(const int64_t* slots, const bool* fetched, const bool* is_decided, int64_t n, bool* is_stale,
-                    bool* is_missing) {
-  Judged judged{0, 0, 0};
+inline JudgedCounts judge(const int64_t* slots, const uint8_t* fetched, const uint8_t* is_decided, int64_t n,
+                          uint8_t* is_stale, uint8_t* is_missing) {
+  JudgedCounts judged{0, 0, 0};
   for (int64_t i = 0; i < n; ++i) {
     const bool is_line = slots[i] >= 0;
     is_stale[i] = fetched[i] ? is_line : is_stale[i] && !is_decided[i];
@@ -32,7 +32,7 @@ inline Judged judge(const int64_t* slots, const bool* fetched, const bool* is_de
 struct PulledKeys {
   const int64_t* slots;
   const int32_t* clocks;
-  const bool* is_uncached;
+  const uint8_t* is_uncached;
   const float* rows;
   int64_t dim;
 };
@@ -45,9 +45,9 @@ struct PartCounts {
 
 // One of these batches (n): places of its keys in the pull. Sets slots, clocks, the rows (n, dim) that are here, and
 // is_missing.
-inline PartCounts part_of_pull(const PulledKeys& pull, const int64_t* places, const bool* is_admitted,
+inline PartCounts part_of_pull(const PulledKeys& pull, const int64_t* places, const uint8_t* is_admitted,
                                int64_t first_new, int64_t n, int64_t* slots, int32_t* clocks, float* rows,
-                               bool* is_missing) {
+                               uint8_t* is_missing) {
   PartCounts counts{0, 0, 0};
   for (int64_t i = 0; i < n; ++i) {
     const int64_t at = places[i];

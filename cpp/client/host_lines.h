@@ -1,0 +1,107 @@
+// HostLines: lines in host memory, where the model reads and writes rows too.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cache/row_cache.h"
+#include "client/lines.h"
+
+namespace hetmpi {
+
+class HostLines : public Lines {
+ public:
+  HostLines(int64_t capacity_rows, const RowOptimizer& rule, Policy policy, RowType type)
+      : Lines({Shape(capacity_rows).capacity_rows(), rule.dim(), rule.preview_dim(), rule.sum_dim(), false}),
+        cache_(capacity_rows, rule, policy, type),
+        populating_([this] { cache_.populate(stops_); }) {}
+
+  ~HostLines() override {
+    stops_ = true;
+    populating_.join();
+  }
+
+  RowCache& cache() { return cache_; }
+  Pushes& released() { return released_; }
+  const LagHistogram& lags() const { return lags_; }
+
+  void set_step(double lr, int64_t step) override { cache_.set_step(lr, step); }
+
+  void ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
+           int64_t bound) override {
+    cache_.look_up(keys.data(), keys.size(), slots.data());
+    if (known.size() > 0) cache_.clocks_within(slots.data(), slots.size(), will_write, bound, known.data());
+  }
+
+  void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks, int64_t num_keys,
+             int64_t bound, const Buffer<uint8_t>& is_stale) override {
+    cache_.use(slots.data(), slots.size(), num_keys);
+    judged_.assign(slots.begin(), slots.end());
+    for (int64_t i = 0; i < slots.size(); ++i)
+      if (is_fetched[i]) judged_[i] = -1;
+    cache_.validate(judged_.data(), clocks.data(), slots.size(), bound, is_stale.data(), &lags_);
+  }
+
+  void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
+              const Buffer<float>& states, const Buffer<int32_t>& clocks, float anticipate) override {
+    cache_.refresh(slots.data(), chosen.data(), weights.data(), states.data(), clocks.data(), slots.size(), anticipate);
+  }
+
+  // In the memory of `weights`.
+  ModelRows rows(const Buffer<int64_t>& slots, const Buffer<float>& weights, int64_t n) override {
+    cache_.gather(slots.data(), slots.size(), weights.data());
+    return moved(weights, n);
+  }
+
+  ModelRows moved(const Buffer<float>& weights, int64_t n) override { return {weights.data(), n, weights.memory()}; }
+
+  Inserted insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
+                  const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) override {
+    int64_t num_missing = 0;
+    for (int64_t i = 0; i < slots.size(); ++i) num_missing += slots[i] < 0 && chosen[i];
+    if (num_missing == 0) return {0, 0};
+    const int64_t num_evicted = cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(),
+                                                        clocks.data(), slots.size(), slots.data(), &released_);
+    return {num_missing, num_evicted};
+  }
+
+  void update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
+              const ModelRows& grads, float anticipate) override {
+    cache_.update(slots.data(), grads.at, slots.size(), anticipate);
+    cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), &released_);
+  }
+
+  void due(const Buffer<int64_t>& slots, int64_t bound) override {
+    cache_.take_pending(slots.data(), slots.size(), bound, &released_);
+  }
+  void due_all() override { cache_.take_pending(&released_); }
+  int64_t num_released() override { return static_cast<int64_t>(released_.keys.size()); }
+
+  ReleasedSums take() override {
+    const size_t num_floats = released_.sums.size();
+    const auto taken = std::make_shared<Pushes>(std::move(released_));
+    released_ = Pushes();
+    released_.sums.reserve(num_floats + num_floats / 4);  // the next ones may be as many: growing would copy them
+    const auto of = [&taken](auto& values) {
+      return Buffer<typename std::decay_t<decltype(values)>::value_type>(std::shared_ptr<void>(taken, values.data()),
+                                                                         static_cast<int64_t>(values.size()));
+    };
+    return {of(taken->keys), of(taken->clocks), of(taken->counts), of(taken->steps), of(taken->sums)};
+  }
+
+ private:
+  RowCache cache_;
+  Pushes released_;
+  LagHistogram lags_;
+  std::vector<int64_t> judged_;  // slots
+  std::atomic<bool> stops_{false};
+  std::thread populating_;
+};
+
+}  // namespace hetmpi

@@ -1,0 +1,95 @@
+// Lines: the seam between a client and the cache of rows, in host memory (host_lines.h) or on a GPU
+// (hetmpi/table/gpu_cache.py). Terms: cache/row_cache.h.
+//
+//   ask     finds the line of each key, and the clocks of usable ones, which owners compare with theirs
+//   judge   begins an iteration with the lines found; which of them are too old, by their owners' clocks
+//   accept  replaces the rows of lines by those of their owners; pending sums are applied on top
+//   rows    the rows of all keys, where the model reads them
+//   insert  gives keys a line, which may evict others: their sums are released
+//   update  adds gradients to the sums of lines and previews them; those of keys without a line are released
+//   due     releases the sums that must be pushed; take returns all that were released
+//
+// Arrays of n keys: slots, -1 for none; clocks of the owners. Buffers are from allocate(), which a GPU can read.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "buffer.h"
+#include "cache/cache_decisions.h"
+#include "owner/push_history.h"
+
+namespace hetmpi {
+
+// Rows or gradients (n, dim) where the model computes. at: their memory, if that is the host's; memory: keeps them.
+struct ModelRows {
+  float* at = nullptr;
+  int64_t num = 0;
+  std::shared_ptr<void> memory;
+};
+
+// Gradient sums to be sent to the owners: entry i belongs to keys[i].
+struct ReleasedSums {
+  Buffer<int64_t> keys;
+  Buffer<int32_t> clocks, counts;  // c_c of the line; iterations summed
+  Buffer<Steps> steps;             // of these iterations
+  Buffer<float> sums;              // (n, sum_dim)
+};
+
+struct Inserted {
+  int64_t num_missing, num_evicted;  // keys chosen without a line before; evicted lines
+};
+
+class Lines {
+ public:
+  struct Form {
+    int64_t capacity_rows, dim, preview_dim, sum_dim;
+    bool computes_beside;  // whether another processor computes the model
+  };
+
+  explicit Lines(Form form) : form_(form) {}
+  virtual ~Lines() = default;
+  Lines(const Lines&) = delete;
+  Lines& operator=(const Lines&) = delete;
+
+  const Form& form() const { return form_; }
+  int64_t capacity_rows() const { return form_.capacity_rows; }
+
+  virtual std::shared_ptr<void> allocate(int64_t num_bytes) {
+    return {::operator new(num_bytes), [](void* memory) { ::operator delete(memory); }};
+  }
+  template <typename T>
+  Buffer<T> empty(int64_t n) {
+    return {allocate(n * sizeof(T)), n};
+  }
+
+  // Learning rate and step of the updates that follow.
+  virtual void set_step(double lr, int64_t step) = 0;
+  // known (n), or empty: as RowCache::clocks_within.
+  virtual void ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
+                   bool will_write, int64_t bound) = 0;
+  // is_fetched (n): keys whose line is not judged. num_keys: that may have a line.
+  virtual void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks,
+                     int64_t num_keys, int64_t bound, const Buffer<uint8_t>& is_stale) = 0;
+  virtual void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
+                      const Buffer<float>& states, const Buffer<int32_t>& clocks, float anticipate) = 0;
+  // From lines, or from weights (n, dim) for keys without a line; slots empty: of no key.
+  virtual ModelRows rows(const Buffer<int64_t>& slots, const Buffer<float>& weights, int64_t n) = 0;
+  // Rows (n, dim) for insert().
+  virtual ModelRows moved(const Buffer<float>& weights, int64_t n) = 0;
+  virtual Inserted insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
+                          const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) = 0;
+  virtual void update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
+                      const ModelRows& grads, float anticipate) = 0;
+  virtual void due(const Buffer<int64_t>& slots, int64_t bound) = 0;
+  virtual void due_all() = 0;
+  virtual int64_t num_released() = 0;
+  virtual ReleasedSums take() = 0;
+
+ private:
+  Form form_;
+};
+
+}  // namespace hetmpi

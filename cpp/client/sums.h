@@ -1,0 +1,115 @@
+// Sums: gradients on their way from this rank to their owners, at s >= 1.
+//
+// The lines release sums; send() passes them to the owners of this node, by rings, and holds those for other nodes
+// until the next request leaves, which carries them. So a gradient is, at any time, in one of these places: pending in
+// a line, released by the lines, held here, in a request under way, in a ring, applied by its owner.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "client/client.h"
+#include "owner/push_applier.h"
+
+namespace hetmpi {
+
+// Sums of one send().
+struct SentSums {
+  int64_t step;
+  ReleasedSums sums;
+  Route route;  // of their keys
+
+  PushView view(RecordFormat format) const {
+    const auto* steps = reinterpret_cast<const int32_t*>(sums.steps.data());
+    return {step, route.view(),
+            Message{route.keys().data(), sums.clocks.data(), sums.counts.data(), format.has_steps ? steps : nullptr,
+                    sums.sums.data()},
+            false};
+  }
+};
+
+class Sums {
+ public:
+  static constexpr int kMostIdle = 8;  // successive writes without a request
+
+  using Held = std::vector<std::shared_ptr<SentSums>>;
+
+  Sums(const Table* table, PushApplier* owner) : table_(table), owner_(owner) {}
+
+  // Those for other nodes since the last request.
+  const Held& held() const { return held_; }
+
+  // Sends the owners all sums that the lines have released. step: of this rank.
+  void send(int64_t step) {
+    if (table_->lines->num_released() == 0) return;
+    ReleasedSums taken = table_->lines->take();
+    Route route(table_->space->partition, taken.keys.data(), taken.keys.size());
+    const auto sent = std::make_shared<SentSums>(SentSums{step, std::move(taken), std::move(route)});
+    const PushView push = sent->view(table_->channel->format);
+    Message own = push.columns;
+    const int64_t begin = push.route.first[table_->rank()];
+    own.keys += begin;
+    owner_->apply(own, push.route.order + begin, push.route.num(table_->rank()));
+    if (has_remote(push.route)) held_.push_back(sent);
+    send_on_node(*table_, push);
+    table_->counters->pushed += sent->sums.keys.size();
+  }
+
+  // Removes and returns the held sums, for a request.
+  std::vector<Push> take_held() {
+    std::vector<Push> pushes;
+    for (auto& sent : held_) pushes.push_back({sent->view(table_->channel->format), sent});
+    held_.clear();
+    num_idle_ = 0;
+    return pushes;
+  }
+
+  // Counts a write that no request preceded. Returns whether kMostIdle were made so, which bounds what is held: flush()
+  // must follow.
+  bool are_due() { return ++num_idle_ == kMostIdle && !table_->channel->is_one_node(); }
+
+  // Sends the held sums to their owners, and waits until these have applied them. REQUIRES: no request of this table is
+  // under way.
+  void flush(int64_t bound) {
+    if (table_->channel->is_one_node()) return;
+    const auto none = std::make_shared<const Route>(table_->space->partition.size());
+    const RequestHeader header{kFlush, bound, 0};
+    const auto request = std::make_shared<Request>(*table_->channel, header, none, take_held());
+    Exchange& exchange = *table_->channel->exchange;
+    exchange.ask({request});
+    exchange.drop(*request);
+  }
+
+  // Waits until the owners of this node have applied all sums that this rank sent.
+  void await_all(int64_t step) {
+    table_->waits().wait([this] { return behind().empty(); },
+                         [this, step] {
+                           return Awaited{"in step " + std::to_string(step + 1) + " for {} to apply its gradients",
+                                          behind()};
+                         });
+  }
+
+ private:
+  bool has_remote(const RouteView& route) const {
+    for (size_t rank = 0; rank < table_->space->is_remote.size(); ++rank)
+      if (table_->space->is_remote[rank] && route.num(rank) > 0) return true;
+    return false;
+  }
+
+  // Owners of this node that have not applied everything sent.
+  Ranks behind() const {
+    Ranks ranks;
+    for (size_t rank = 0; rank < table_->rings.size(); ++rank)
+      if (table_->rings[rank] && !table_->rings[rank]->is_drained()) ranks.push_back(rank);
+    return ranks;
+  }
+
+  const Table* table_;
+  PushApplier* owner_;
+  Held held_;
+  int num_idle_ = 0;  // writes since the last request
+};
+
+}  // namespace hetmpi
