@@ -136,7 +136,7 @@ def test_models_know_torch_and_the_layers_of_hetmpi_alone():
 
 def test_the_core_knows_neither_mpi_nor_torch_and_its_bindings_alone_know_python():
     sources = [path for path in (ROOT / "cpp").rglob("*") if path.suffix in (".h", ".cu", ".cpp", ".c")]
-    rooms = {"cpp", "cache", "owner", "wire", "data", "graph", "cuda", "python"}
+    rooms = {"cpp", "cache", "client", "owner", "wire", "data", "graph", "cuda", "python"}
     assert {path.parent.name for path in sources} == rooms
     for path in sources:
         foreign = ("mpi", "torch", "ATen") + (("pybind11", "Python", "python/") if path.parent.name != "python" else ())
