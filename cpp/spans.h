@@ -63,7 +63,10 @@ class Spans {
   }
 
   // The current activity, also of another thread; number of its changes.
-  std::string doing() const { return doing_ == kOutside ? text_ : kPartNames[doing_]; }
+  std::string doing() const {
+    const int part = doing_;
+    return part == kOutside ? text_ : kPartNames[part];
+  }
   int64_t ticks() const { return ticks_; }
 
   const std::array<double, kNumParts>& seconds() const { return seconds_; }

@@ -74,7 +74,7 @@ struct Undefined : std::allocator<T> {
   }
 };
 
-// Gradient sums to be sent to the owners: entry i belongs to keys[i].
+// Sums that a RowCache releases, as they are added (ReleasedSums in client/lines.h once they are taken).
 struct Pushes {
   std::vector<int64_t> keys;                  // (n)
   std::vector<int32_t> clocks;                // (n) c_c of the line

@@ -76,11 +76,11 @@ struct Pull : KeyLines {
   bool is_joint = false;              // of several batches
   std::shared_ptr<const Route> near;  // the keys that are read on this node when the replies are: of a single batch
                                       // all, of several those that may be cached; the others are read with their batch
-  std::vector<uint8_t> is_decided;   // (n): all but these
-  std::shared_ptr<Request> request;  // to other nodes, in phases kRequested and kServed
-  Buffer<float> rows, states;        // in phase kRead: (n, dim), (n, preview_dim), those of keys without a line
-  std::vector<uint8_t> is_uncached;  // of several batches, once their lines are there: (n) keys of other nodes without
-  size_t num_previewed = 0;          // held sums that are previewed on these rows
+  std::vector<uint8_t> is_decided;    // (n): all but these
+  std::shared_ptr<Request> request;   // to other nodes, in phases kRequested and kServed
+  Buffer<float> rows, states;         // in phase kRead: (n, dim), (n, preview_dim), those of keys without a line
+  std::vector<uint8_t> is_uncached;   // of several batches, once their lines are there: (n) keys of other nodes without
+  size_t num_previewed = 0;           // held sums that are previewed on these rows
 
   // Of one batch, whose lines it shares.
   explicit Pull(const KeyLines& batch) : KeyLines(batch), near(keys->local_route), is_decided(keys->is_remote) {}
@@ -130,6 +130,9 @@ class BoundedClient {
         rates_(std::move(rates)),
         settings_(settings),
         sums_(&table_, owner) {}
+
+  BoundedClient(const BoundedClient&) = delete;
+  BoundedClient& operator=(const BoundedClient&) = delete;
 
   int64_t step() const { return step_; }  // steps written so far
   const Batch* last() const { return last_.get(); }
@@ -336,9 +339,25 @@ class BoundedClient {
   // is_written: whether a batch is written before they are read.
   static void request(const Clients& clients, const std::vector<std::shared_ptr<Pull>>& pulls, bool is_written) {
     Exchange::Requests asked;
-    for (size_t i = 0; i < clients.size(); ++i)
-      if (pulls[i]) asked.push_back(clients[i]->request(*pulls[i], is_written && clients[i]->last_));
-    if (!asked.empty()) clients[0]->exchange().ask(asked);
+    try {
+      for (size_t i = 0; i < clients.size(); ++i)
+        if (pulls[i]) asked.push_back(clients[i]->request(*pulls[i], is_written && clients[i]->last_));
+      if (!asked.empty()) clients[0]->exchange().ask(asked);
+    } catch (...) {
+      for (size_t i = 0; i < clients.size(); ++i) clients[i]->end_request(pulls[i]);
+      throw;
+    }
+    for (size_t i = 0; i < clients.size(); ++i) clients[i]->end_request(pulls[i]);
+  }
+
+  // Forgets the sums that have left with a request. If that has not left, as after an error, its batches are as if they
+  // had just been announced.
+  void end_request(const std::shared_ptr<Pull>& pull) {
+    if (!pull) return;
+    if (pull->request && pull->request->round() >= 0) return sums_.forget_held();
+    if (last_ && last_->pull == pull) last_->reset();
+    for (const auto& batch : ahead_)
+      if (batch->pull == pull) batch->reset();
   }
 
   static void request_complete(const Clients& clients) {
@@ -347,7 +366,7 @@ class BoundedClient {
     request(clients, pulls, true);
   }
 
-  // Finds the lines of a pull and makes its request.
+  // Finds the lines of a pull and makes its request, with the held sums in front.
   std::shared_ptr<Request> request(Pull& pull, bool is_written) {
     pull.enter(Phase::kRequested, Phase::kNew);
     const Keys& keys = *pull.keys;
@@ -362,7 +381,7 @@ class BoundedClient {
     }
     table_.counters->clock_bytes += sizeof(int32_t) * route->size();
     const RequestHeader header{is_written ? kAnnounced : kUnannounced, settings_.bound, 0};
-    pull.request = std::make_shared<Request>(*table_.channel, header, route, sums_.take_held(), known, pull.clocks);
+    pull.request = std::make_shared<Request>(*table_.channel, header, route, sums_.pushes(), known, pull.clocks);
     return pull.request;
   }
 
@@ -372,7 +391,8 @@ class BoundedClient {
     return mask;
   }
 
-  // At a write: answers other ranks' requests in the round of the batch that is read next, if it is requested.
+  // At a write: answers other ranks' requests in the round of the batch that is read next, if it is requested. Sums
+  // that fall due in this write leave after that request: previews of them are added to its rows.
   void serve_next() {
     if (is_next(Phase::kRequested)) {
       serve(*ahead_.front()->pull);
@@ -424,8 +444,10 @@ class BoundedClient {
     counters.row_bytes += pull.request->num_bytes();
     sums_.await_all(step_);  // rows of this node must have this rank's gradients
     const bool is_bounded = settings_.bound != kUnbounded;
-    counters.clock_bytes += table_.node->read_clocks(
-        is_bounded ? *pull.near : pull.near->where(without_line(pull.slots).data()), pull.clocks.data());
+    if (is_bounded)
+      table_.read_clocks(*pull.near, pull.clocks.data());
+    else
+      table_.read_clocks(pull.near->where(without_line(pull.slots).data()), pull.clocks.data());
     Judged judged{table_.lines->empty<uint8_t>(pull.num()), std::vector<uint8_t>(pull.num()), {}};
     const std::vector<uint8_t>& fetched = pull.request->fetched();
     if (form().capacity_rows > 0)
@@ -449,10 +471,8 @@ class BoundedClient {
     preview_held(pull, pull.request->fetched());
     if (judged.counts.num_missing > 0) {
       const Route route = pull.keys->route->where(judged.is_missing.data());
-      Counters& counters = *table_.counters;
-      counters.row_bytes += table_.node->read(0, route, pull.rows.data());
-      if (has_states())
-        counters.row_bytes += table_.node->read(1, route.where(pull.keys->is_admitted.data()), pull.states.data());
+      table_.read(0, route, pull.rows.data());
+      if (has_states()) table_.read(1, route.where(pull.keys->is_admitted.data()), pull.states.data());
     }
     if (judged.counts.num_stale > 0)
       table_.lines->accept(pull.slots, judged.is_stale, pull.rows, pull.states, pull.clocks, settings_.anticipate);
@@ -492,8 +512,8 @@ class BoundedClient {
     if (counts.num_missing > 0) {
       sums_.await_all(step_);
       const Route route = batch.keys->local_route->where(is_left.data());
-      counters.clock_bytes += table_.node->read_clocks(route, batch.clocks.data());
-      counters.row_bytes += table_.node->read(0, route, rows.data());
+      table_.read_clocks(route, batch.clocks.data());
+      table_.read(0, route, rows.data());
     }
     batch.enter(Phase::kRead, Phase::kNew);
     return table_.lines->rows(batch.slots, rows, batch.num());
@@ -532,7 +552,7 @@ class BoundedClient {
     if (batch->phase != Phase::kRead) {  // takes the clocks that need no reply of another rank
       table_.lines->ask(keys->array, batch->slots, {}, false, settings_.bound);
       std::fill(batch->clocks.begin(), batch->clocks.end(), kUnknownClock);
-      table_.counters->clock_bytes += table_.node->read_clocks(*keys->local_route, batch->clocks.data());
+      table_.read_clocks(*keys->local_route, batch->clocks.data());
     }
     table_.lines->update(keys->array, batch->slots, batch->clocks, grads, settings_.anticipate);
     return batch;

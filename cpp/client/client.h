@@ -31,6 +31,18 @@ struct Table {
 
   int64_t rank() const { return space->rank; }
   Waits& waits() const { return channel->exchange->waits(); }
+
+  // As of NodeRows, with the bytes counted.
+  void read_clocks(const Route& route, int32_t* out) const {
+    waits().pause();
+    counters->clock_bytes += node->read_clocks(route, out);
+    waits().pause();
+  }
+  void read(size_t array, const Route& route, float* out) const {
+    waits().pause();
+    counters->row_bytes += node->read(array, route, out);
+    waits().pause();
+  }
 };
 
 // Throws std::runtime_error if so many announced batches are the maximum.
@@ -42,6 +54,7 @@ inline void check_room(size_t num_ahead) {
 
 // Writes a push into the rings of the owners on this node; waits while one is full.
 inline void send_on_node(const Table& table, const PushView& push) {
+  table.waits().pause();
   RingWriter writer(table.rings, push);
   table.waits().wait([&writer] { return writer.proceed(); },
                      [&] {

@@ -5,14 +5,16 @@
 //             request leaves before the last step is applied here; an owner replies when all of its node have applied
 //             it
 //   announce  lets the request of the next batch leave with the write before its read, so that rows come while the
-//   dense
-//             layers are summed. By windows it does nothing: rows would not travel before their reader gets them
+//             dense layers are summed. By windows it does nothing: rows would not travel before their reader gets them
 //             (docs/negative.md, "Wire")
 //   write     each rank sends its gradients to their owners
 //   apply     (in write on one node, and where replies are on their way; otherwise in the next read) each owner waits
-//   for
-//             the gradients of all ranks, sums them per key in an order of ranks (owner/rank_sums.h) and applies the
-//             row optimizer once; a read waits for the owners of its rows
+//             for the gradients of all ranks, sums them per key in an order of ranks (owner/rank_sums.h) and applies
+//             the row optimizer once; a read waits for the owners of its rows
+//
+// A gradient is, at any time, in one of these places: the caller's tensor (open_), or the reducer's copy of what this
+// rank owns; a message to a server, on its wire or taken there; a ring of its origin at the owner; the reducer's sums;
+// the row.
 //
 // So write and the following read (or flush) are collective: every rank makes these calls; a rank without keys passes
 // none. The static calls are for tables that are used together: their messages have a section of each.
@@ -90,7 +92,7 @@ class ExactClient {
     }
   }
 
-  // Throws std::runtime_error unless write() may be called now.
+  // Throws std::runtime_error unless write() may be called now: to be called before it.
   void check_write() const {
     exchange().check();
     if (is_written_)
@@ -198,7 +200,7 @@ class ExactClient {
           return Awaited{
               "in step " + std::to_string(steps_written()) + " for the ranks of its node to apply the gradients", {}};
         });
-    table_.counters->row_bytes += table_.node->read(0, *keys.route, rows.data());
+    table_.read(0, *keys.route, rows.data());
     return rows;
   }
 

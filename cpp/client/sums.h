@@ -2,7 +2,8 @@
 //
 // The lines release sums; send() passes them to the owners of this node, by rings, and holds those for other nodes
 // until the next request leaves, which carries them. So a gradient is, at any time, in one of these places: pending in
-// a line, released by the lines, held here, in a request under way, in a ring, applied by its owner.
+// a line; released by the lines; held here; a request on its wire, or taken by its server; a ring of this rank, or of
+// that server, at the owner; the row.
 #pragma once
 
 #include <cstdint>
@@ -57,13 +58,16 @@ class Sums {
     table_->counters->pushed += sent->sums.keys.size();
   }
 
-  // Removes and returns the held sums, for a request.
-  std::vector<Push> take_held() {
+  // The held sums, for a request; forget_held() once it has left.
+  std::vector<Push> pushes() const {
     std::vector<Push> pushes;
-    for (auto& sent : held_) pushes.push_back({sent->view(table_->channel->format), sent});
+    for (const auto& sent : held_) pushes.push_back({sent->view(table_->channel->format), sent});
+    return pushes;
+  }
+
+  void forget_held() {
     held_.clear();
     num_idle_ = 0;
-    return pushes;
   }
 
   // Counts a write that no request preceded. Returns whether kMostIdle were made so, which bounds what is held: flush()
@@ -76,9 +80,10 @@ class Sums {
     if (table_->channel->is_one_node()) return;
     const auto none = std::make_shared<const Route>(table_->space->partition.size());
     const RequestHeader header{kFlush, bound, 0};
-    const auto request = std::make_shared<Request>(*table_->channel, header, none, take_held());
+    const auto request = std::make_shared<Request>(*table_->channel, header, none, pushes());
     Exchange& exchange = *table_->channel->exchange;
     exchange.ask({request});
+    forget_held();
     exchange.drop(*request);
   }
 

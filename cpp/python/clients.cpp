@@ -71,15 +71,6 @@ class RecentKeys {
   std::deque<PyKeys> kept_;
 };
 
-std::vector<KeysOfCall> calls_of(const std::vector<PyKeys>& keys) { return {keys.begin(), keys.end()}; }
-
-// What clients read, as tensors.
-py::list tensors_of(const std::vector<ModelRows>& rows, const std::vector<const Table*>& tables) {
-  py::list tensors;
-  for (size_t i = 0; i < rows.size(); ++i) tensors.append(object_of(rows[i], tables[i]->lines->form().dim));
-  return tensors;
-}
-
 template <typename Client>
 struct Bound : Client {
   template <typename... Arguments>
@@ -87,6 +78,26 @@ struct Bound : Client {
       : Client(table, std::forward<Arguments>(arguments)...), table(table) {}
   Table table;
 };
+
+std::vector<KeysOfCall> calls_of(const std::vector<PyKeys>& keys) {
+  for (const PyKeys& of : keys)
+    if (!of) throw std::invalid_argument("a client takes Keys, got None");
+  return {keys.begin(), keys.end()};
+}
+
+template <typename Client>
+std::vector<Client*> cores_of(const std::vector<Bound<Client>*>& clients) {
+  for (const Bound<Client>* of : clients)
+    if (of == nullptr) throw std::invalid_argument("a call takes clients, got None");
+  return {clients.begin(), clients.end()};
+}
+
+// What clients read, as tensors.
+py::list tensors_of(const std::vector<ModelRows>& rows, const std::vector<const Table*>& tables) {
+  py::list tensors;
+  for (size_t i = 0; i < rows.size(); ++i) tensors.append(object_of(rows[i], tables[i]->lines->form().dim));
+  return tensors;
+}
 
 using Bounded = Bound<BoundedClient>;
 using Exact = Bound<ExactClient>;
@@ -105,12 +116,14 @@ void bind_verbs(Bind& bind) {
   bind.def_static(
           "read",
           [](const Clients& clients, const std::vector<PyKeys>& keys) {
+            const auto cores = cores_of<Base>(clients);
+            const auto keys_of_call = calls_of(keys);
             std::vector<const Table*> tables;
             for (const Client* client : clients) tables.push_back(&client->table);
             std::vector<ModelRows> rows;
             {
               py::gil_scoped_release release;
-              rows = Base::read({clients.begin(), clients.end()}, calls_of(keys));
+              rows = Base::read(cores, keys_of_call);
             }
             return tensors_of(rows, tables);
           },
@@ -119,7 +132,7 @@ void bind_verbs(Bind& bind) {
       .def_static(
           "announce",
           [](const Clients& clients, const std::vector<PyKeys>& keys) {
-            Base::announce({clients.begin(), clients.end()}, calls_of(keys));
+            Base::announce(cores_of<Base>(clients), calls_of(keys));
           },
           py::arg("clients"), py::arg("keys"), py::call_guard<py::gil_scoped_release>(),
           "Announces the Keys of a later read.")
@@ -135,8 +148,10 @@ void bind_verbs(Bind& bind) {
             }
             return rows;
           },
-          py::arg("keys"), "The owners' rows (n, dim), for evaluation; neither lines nor counters are used.")
-      .def("resume_at", &Base::resume_at, py::arg("step"), "Continues as after `step` steps.")
+          py::arg("keys").none(false),
+          "The owners' rows (n, dim), for evaluation; neither lines nor counters are used.")
+      .def("resume_at", &Base::resume_at, py::arg("step"), py::call_guard<py::gil_scoped_release>(),
+           "Continues as after `step` steps.")
       .def_property_readonly("step", &Base::step, "Steps written so far (at s = 0: and settled).");
 }
 
@@ -188,15 +203,20 @@ void bind_exact(py::module_& m) {
           "write",
           [](const std::vector<Exact*>& clients, const std::vector<PyKeys>& keys,
              const std::vector<py::object>& grads) {
+            const auto cores = cores_of<ExactClient>(clients);
+            const auto keys_of_call = calls_of(keys);
             std::vector<Buffer<float>> rows;
-            for (size_t i = 0; i < clients.size(); ++i)
-              rows.push_back(exact_grads(grads.at(i), *keys.at(i), *clients[i]->table.lines));
+            {
+              const InPart push(*clients.at(0)->table.spans, kPush);  // those of a GPU are waited for
+              for (size_t i = 0; i < clients.size(); ++i)
+                rows.push_back(exact_grads(grads.at(i), *keys.at(i), *clients[i]->table.lines));
+            }
             py::gil_scoped_release release;
-            ExactClient::write({clients.begin(), clients.end()}, calls_of(keys), rows);
+            ExactClient::write(cores, keys_of_call, rows);
           },
           py::arg("clients"), py::arg("keys"), py::arg("grads"), "Sends gradients (n, dim) of each table's Keys.")
       .def_static(
-          "apply", [](const std::vector<Exact*>& clients) { ExactClient::settle({clients.begin(), clients.end()}); },
+          "settle", [](const std::vector<Exact*>& clients) { ExactClient::settle(cores_of<ExactClient>(clients)); },
           py::arg("clients"), py::call_guard<py::gil_scoped_release>(),
           "Applies the gradients of all ranks' last write, without a barrier.")
       .def("check_write", &Exact::check_write, "Raises RuntimeError unless write() may be called now.")
@@ -223,13 +243,15 @@ void bind_bounded(py::module_& m) {
           "write",
           [](const std::vector<Bounded*>& clients, const std::vector<PyKeys>& keys,
              const std::vector<py::object>& grads) {
+            const auto cores = cores_of<BoundedClient>(clients);
+            const auto keys_of_call = calls_of(keys);
             std::vector<ModelRows> rows;
             for (size_t i = 0; i < clients.size(); ++i) {
               check_rows(grads.at(i), *keys.at(i));
               rows.push_back(rows_of(grads[i], *clients[i]->table.lines));
             }
             py::gil_scoped_release release;
-            BoundedClient::write({clients.begin(), clients.end()}, calls_of(keys), rows);
+            BoundedClient::write(cores, keys_of_call, rows);
           },
           py::arg("clients"), py::arg("keys"), py::arg("grads"),
           "Pushes gradients (n, dim) of each table's Keys, or keeps them pending for a later push.")
@@ -239,7 +261,8 @@ void bind_bounded(py::module_& m) {
            "Waits until the owners have applied the gradients that this rank has pushed.")
       .def("drop_all", &Bounded::drop_all, py::call_guard<py::gil_scoped_release>(),
            "Ends the transfers for announced batches, which may still be read.")
-      .def("set_rates", &Bounded::set_rates, "Tells the owner's side this rank's step.")
+      .def("set_rates", &Bounded::set_rates, py::call_guard<py::gil_scoped_release>(),
+           "Tells the owner's side this rank's step.")
       .def(
           "check_write", [](const Bounded&) {}, "No effect.")
       .def_property_readonly("num_held", &Bounded::num_held, "Messages with gradients held for other nodes.")
@@ -247,6 +270,7 @@ void bind_bounded(py::module_& m) {
           "last_read",
           [](const Bounded& of) {
             const Batch* last = of.last();
+            if (last == nullptr) throw std::runtime_error("nothing was read yet");
             return py::make_tuple(array_of(last->slots), array_of(last->clocks));
           },
           "Slots and clocks (n,) of the keys of the last read.");

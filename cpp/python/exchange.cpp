@@ -57,7 +57,7 @@ class PyWire : public Wire {
 // hetmpi/world/world.py, World.
 class PyWaits : public Waits {
  public:
-  explicit PyWaits(py::handle world) : world_(world) {}
+  explicit PyWaits(py::handle world) : world_(world), pauses_(py::hasattr(world, "pause")) {}
 
   void wait(const std::function<bool()>& look, const std::function<Awaited()>& what) override {
     if (look()) return;
@@ -74,8 +74,15 @@ class PyWaits : public Waits {
     world_.attr("wait")(py::cpp_function(looks), py::cpp_function(text));
   }
 
+  void pause() override {
+    if (!pauses_) return;
+    py::gil_scoped_acquire acquire;
+    world_.attr("pause")();
+  }
+
  private:
   py::handle world_;
+  bool pauses_;  // of a simulation
 };
 
 class PyExchange {

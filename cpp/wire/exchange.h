@@ -62,6 +62,8 @@ class Waits {
   virtual ~Waits() = default;
   // Returns once look() is true.
   virtual void wait(const std::function<bool()>& look, const std::function<Awaited()>& what) = 0;
+  // Called where stores of other ranks could matter: a simulation lets them go on.
+  virtual void pause() {}
 };
 
 class Exchange;

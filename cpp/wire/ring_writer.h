@@ -51,7 +51,7 @@ class RingWriter {
       Message from = push_.columns;
       from.keys = push_.route.keys + begin + part.num_written;
       const int64_t* order = push_.route.order + begin + part.num_written;
-      written = rings_[part.rank]->write(push_.step, from, order, num_rows - part.num_written, true);
+      written = rings_[part.rank]->write(push_.step, from, order, num_rows - part.num_written, push_.ends_step);
       part.num_written += std::max<int64_t>(written, 0);
     } while (written >= 0 && part.num_written < num_rows);
     return written >= 0;

@@ -215,7 +215,7 @@ class EmbeddingTable:
 
     @property
     def counters(self) -> Counters:
-        """Of this rank's reads and writes so far."""
+        """Of this rank's reads and writes so far: a copy, which does not count on."""
         return Counters.of_array(self._counts.as_array())
 
     @property

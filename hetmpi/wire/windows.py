@@ -47,7 +47,7 @@ class Windows:
         memory[:] = 0
         world.meet("for all ranks to open their windows")
         self._servers = {
-            server: ClientLines(self._window, server, 2 * line_bytes * clients_of[server].index(world.rank), capacity)
+            server: ClientLines(server, 2 * line_bytes * clients_of[server].index(world.rank), capacity)
             for server in rails.servers
         }
         self._core = _C.WindowThread(lines.server, memory, capacity)
@@ -60,26 +60,24 @@ class Windows:
 
     def send(self, tag: int, messages: Mapping[int, np.ndarray]):
         self.receive_pending()
-        self._is_posted = True
-        for partner, message in messages.items():
-            self._servers[partner].send(message)
+        now, lines = time.monotonic(), [self._servers[partner] for partner in messages]
+        for line, message in zip(lines, messages.values()):
+            line.unsent.append([message, 0])
+            line.next_look_at = now + SOON_S
+        self._put(lines)
 
     def expect(self, tag: int, partners: Sequence[int]):
-        self._is_posted = True
-        for partner in partners:
-            self._servers[partner].fetch()
+        self._fetch([self._servers[partner] for partner in partners])
 
     def arrived(self, tag: int, partners: Sequence[int]) -> dict[int, np.ndarray]:
         self.receive_pending()
-        lines = {partner: self._servers[partner] for partner in partners}
-        for line in lines.values():
-            line.fetch()
-        if not any(line.is_fetching for line in lines.values()):
+        self._fetch([self._servers[partner] for partner in partners])
+        fetching = [partner for partner in partners if self._servers[partner].is_fetching]
+        if not fetching:
             return {}
         self._is_posted = True
         self.publish()
-        found = {partner: line.take() for partner, line in lines.items() if line.is_fetching}
-        return {partner: message for partner, message in found.items() if message is not None}
+        return self._taken(fetching)
 
     def receive_pending(self):
         """Raises the error that has ended the thread, once. Every wait calls it (World.receive_pending)."""
@@ -94,12 +92,11 @@ class Windows:
         if self._is_posted:
             self._window.Flush_all()
             self._is_posted = False
-        num_left = 0
-        for line in self._servers.values():
-            if line.unsent:
-                num_left += not line.proceed()
-                self._is_posted = True
-        return num_left == 0 and not self._is_posted
+        waiting = [line for line in self._servers.values() if line.unsent]
+        if waiting:
+            self._look_at_room(waiting)
+            self._put(waiting)
+        return not self._is_posted
 
     @property
     def is_idle(self) -> bool:
@@ -110,88 +107,94 @@ class Windows:
         self._world.receivers.pop(self, None)
         self._free()
 
+    # Operations on several lines: a call for each would be the larger part of a step on many nodes.
+
+    def _put(self, lines: Sequence[ClientLines]):
+        """Writes messages as far as there is room, and posts the copies of the written words."""
+        self._is_posted = True
+        for line in lines:
+            writer, unsent, capacity = line.writer, line.unsent, len(line.requests)
+            begin = writer.head
+            while unsent:
+                message, num_written = unsent[0]
+                num_written += writer.write(message, num_written)
+                if num_written < len(message):
+                    unsent[0][1] = num_written
+                    break
+                unsent.popleft()
+            left, at = writer.head - begin, begin % capacity
+            for offset, num in ((at, min(left, capacity - at)), (0, left - min(left, capacity - at))):
+                if num > 0:
+                    place = line.requests_begin + _C.LINE_HEADER_BYTES + WORD * offset
+                    words = line.requests[offset : offset + num]
+                    self._window.Put([words, num, MPI.INT64_T], line.server, (place, num, MPI.INT64_T))
+
+    def _look_at_room(self, lines: Sequence[ClientLines]):
+        """REQUIRES: all operations are complete."""
+        for line in lines:
+            self._window.Get_accumulate(
+                [line.tail, 0, MPI.INT64_T], [line.tail, 1, MPI.INT64_T], line.server,
+                (line.requests_begin, 1, MPI.INT64_T), op=MPI.NO_OP,
+            )  # fmt: skip
+        self._window.Flush_all()
+        for line in lines:
+            line.writer.set_tail(int(line.tail[0]))
+
+    def _fetch(self, lines: Sequence[ClientLines]):
+        """Posts a get, unless one is posted: of the next reply, or, while that is not there, of its first words."""
+        now = time.monotonic()
+        for line in lines:
+            if line.is_fetching or now < line.next_look_at:
+                continue
+            wanted = line.reader.next_words or (_C.LINE_ALIGN_WORDS if line.was_early else line.guess)
+            offset = line.reader.tail % len(line.replies)
+            num = min(wanted, len(line.replies) - offset)
+            place = line.replies_begin + _C.LINE_HEADER_BYTES + WORD * offset
+            self._window.Get([line.replies[offset:], num, MPI.INT64_T], line.server, (place, num, MPI.INT64_T))
+            line.is_fetching = self._is_posted = True
+
+    def _taken(self, partners: Sequence[int]) -> dict[int, np.ndarray]:
+        """The next reply (n,) int64 of each partner from whom it was fetched."""
+        found = {}
+        for partner in partners:
+            line = self._servers[partner]
+            line.is_fetching, before = False, line.reader.tail
+            message = line.reader.read()
+            if line.reader.tail > before:
+                line.taken = np.array([line.reader.tail])  # not the memory that MPI may still read
+                self._window.Accumulate(
+                    [line.taken, 1, MPI.INT64_T], line.server, (line.replies_begin, 1, MPI.INT64_T), op=MPI.REPLACE
+                )
+            line.was_early = message is None
+            if line.was_early:
+                line.next_look_at = time.monotonic() + PAUSE_S
+            else:
+                line.guess = _C.LINE_ALIGN_WORDS + len(message) + len(message) // 4
+                found[partner] = message
+        return found
+
 
 class ClientLines:
     """The lines between this rank and one of its servers.
 
-    unsent      messages that have not left, each with the words that have
+    requests, replies  mirrors of their rings
+    *_begin      of these lines in the server's memory, in bytes
+    unsent       messages that have not left, each with the words that have
     is_fetching  a get is posted
+    guess        words of the next reply
+    was_early    the last look came before the reply
     next_look_at  a time.monotonic(), before which a look for a reply would be in vain"""
 
-    def __init__(self, window: MPI.Win, server: int, begin: int, capacity: int):
+    def __init__(self, server: int, begin: int, capacity: int):
         """begin: of the lines in the server's memory, in bytes. capacity: words of each ring."""
-        self._window, self._server, self._capacity = window, server, capacity
-        self._requests_begin = begin
-        self._replies_begin = begin + _C.LINE_HEADER_BYTES + WORD * capacity
-        self._requests, self._replies = np.zeros((2, capacity), np.int64)  # mirrors of the rings
-        self._writer, self._reader = _C.LineWriter(self._requests), _C.LineReader(self._replies)
-        self._tail, self._taken = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        self.server, self.requests_begin = server, begin
+        self.replies_begin = begin + _C.LINE_HEADER_BYTES + WORD * capacity
+        self.requests, self.replies = np.zeros((2, capacity), np.int64)
+        self.writer, self.reader = _C.LineWriter(self.requests), _C.LineReader(self.replies)
+        self.tail, self.taken = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self.unsent: deque[list] = deque()
-        self._guess = _C.LINE_ALIGN_WORDS  # words of the next reply
-        self.next_look_at = 0.0
-        self._was_early = False  # the last look came before the reply
-        self.is_fetching = False
-
-    def send(self, message: np.ndarray):
-        self.unsent.append([message, 0])
-        self.next_look_at = time.monotonic() + SOON_S
-        self._put()
-
-    def proceed(self) -> bool:
-        """Sends more, after a look at the room. Returns whether all has left. REQUIRES: all operations are complete."""
-        self._window.Get_accumulate(
-            [self._tail, 0, MPI.INT64_T], [self._tail, 1, MPI.INT64_T], self._server,
-            (self._requests_begin, 1, MPI.INT64_T), op=MPI.NO_OP,
-        )  # fmt: skip
-        self._window.Flush_all()
-        self._writer.set_tail(int(self._tail[0]))
-        self._put()
-        return not self.unsent
-
-    def _put(self):
-        """Writes messages as far as there is room, and posts the copy of the written words."""
-        begin = self._writer.head
-        while self.unsent:
-            message, num_written = self.unsent[0]
-            num_written += self._writer.write(message, num_written)
-            if num_written < len(message):
-                self.unsent[0][1] = num_written
-                break
-            self.unsent.popleft()
-        left, at = self._writer.head - begin, begin % self._capacity
-        for offset, num in ((at, min(left, self._capacity - at)), (0, left - min(left, self._capacity - at))):
-            if num > 0:
-                place = self._requests_begin + _C.LINE_HEADER_BYTES + WORD * offset
-                words = self._requests[offset : offset + num]
-                self._window.Put([words, num, MPI.INT64_T], self._server, (place, num, MPI.INT64_T))
-
-    def fetch(self):
-        """Posts a get, unless one is posted: of the next reply, or, while that is not there, of its first words."""
-        if self.is_fetching or time.monotonic() < self.next_look_at:
-            return
-        wanted = self._reader.next_words or (_C.LINE_ALIGN_WORDS if self._was_early else self._guess)
-        offset = self._reader.tail % self._capacity
-        num = min(wanted, self._capacity - offset)
-        place = self._replies_begin + _C.LINE_HEADER_BYTES + WORD * offset
-        self._window.Get([self._replies[offset:], num, MPI.INT64_T], self._server, (place, num, MPI.INT64_T))
-        self.is_fetching = True
-
-    def take(self) -> np.ndarray | None:
-        """The next reply (n,) int64, if it was fetched."""
-        self.is_fetching = False
-        before = self._reader.tail
-        message = self._reader.read()
-        if self._reader.tail > before:
-            self._taken = np.array([self._reader.tail])  # not the memory that MPI may still read
-            self._window.Accumulate(
-                [self._taken, 1, MPI.INT64_T], self._server, (self._replies_begin, 1, MPI.INT64_T), op=MPI.REPLACE
-            )
-        self._was_early = message is None
-        if self._was_early:
-            self.next_look_at = time.monotonic() + PAUSE_S
-        if message is not None:
-            self._guess = _C.LINE_ALIGN_WORDS + len(message) + len(message) // 4
-        return message
+        self.guess, self.next_look_at = _C.LINE_ALIGN_WORDS, 0.0
+        self.was_early = self.is_fetching = False
 
 
 def opened(world, nbytes: int) -> MPI.Win:

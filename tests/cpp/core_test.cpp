@@ -2111,6 +2111,46 @@ void clients_of_a_bound_lose_nothing_and_see_their_own_updates(uint64_t seed) {
   }
 }
 
+// Lines that fail once to look keys up.
+struct FailingLines : HostLines {
+  using HostLines::HostLines;
+  void ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
+           int64_t bound) override {
+    if (fails) throw std::runtime_error("planted");
+    HostLines::ask(keys, slots, known, will_write, bound);
+  }
+  bool fails = false;
+};
+
+// Where a request could not be made, later ones are, and no gradient is lost.
+void a_request_that_fails_leaves_batches_and_gradients_as_they_were(uint64_t seed) {
+  Random random(seed);
+  TableTrial trials[2]{{0, false, 12}, {1, false, 40}};
+  meet(trials[0], trials[1]);
+  FailingLines lines(12, optimizer_of("sgd"), Policy::kLru, RowType::kFloat32);
+  Table parts = trials[0].parts();
+  parts.lines = &lines;
+  const auto rates = [](int64_t) { return std::vector<double>{1, 1}; };
+  BoundedClient client(parts, &trials[0].applier, optimizer_of("sgd"), rates, {1, 1, 1.0f});
+  trials[1].applier.set_step(std::vector<double>{1}.data(), 1, 1);
+  Floats sums(2 * TableTrial::kRows, 0.0f);
+  for (int step = 0; step < 30; ++step) {
+    const KeysOfCall keys = trials[0].drawn(random), next = trials[0].drawn(random);
+    lines.fails = true;
+    if (once_in(random, 2)) CHECK(throws<std::runtime_error>([&] { BoundedClient::read({&client}, {keys}); }));
+    lines.fails = false;
+    BoundedClient::read({&client}, {keys});
+    lines.fails = once_in(random, 2);
+    CHECK(lines.fails == throws<std::runtime_error>([&] { BoundedClient::announce({&client}, {next}); }));
+    lines.fails = false;
+    const auto grads = TableTrial::gradients(random, *keys, &sums);
+    BoundedClient::write({&client}, {keys}, {{grads.data(), keys->size(), grads.memory()}});
+    BoundedClient::read({&client}, {next});
+  }
+  client.send_all();
+  for (const TableTrial& trial : trials) trial.check(sums);
+}
+
 // Two ranks in steps: rows read are those after all writes of the step before.
 void exact_clients_read_the_sums_of_the_step_before(uint64_t seed) {
   Random random(seed);
@@ -2325,6 +2365,7 @@ void run_all(uint64_t seed) {
   RUN(a_table_may_leave_while_its_reply_is_under_way);
   RUN(a_table_of_another_group_is_refused);
   RUN(clients_of_a_bound_lose_nothing_and_see_their_own_updates);
+  RUN(a_request_that_fails_leaves_batches_and_gradients_as_they_were);
   RUN(exact_clients_read_the_sums_of_the_step_before);
   RUN(reducer_sums_in_an_order_of_ranks);
   RUN(reducer_refuses_other_steps_and_rows_that_are_not_there);

@@ -194,6 +194,23 @@ def test_a_group_whose_table_is_in_another_one_since_is_refused(placed, stalenes
         table.close()
 
 
+def test_a_batch_whose_announcement_failed_is_read_by_the_same_keys(placed):
+    if placed.is_one_node:
+        pytest.skip("takes two nodes")
+    tables = {name: make(placed, name, exchange="messages", staleness=Staleness(3), **CACHED) for name in SHAPES}
+    before = TableGroup({name: tables[name] for name in ("users", "items")})
+    since = TableGroup({name: tables[name] for name in ("words", "items")})
+    keys = {name: torch.arange(3) for name in SHAPES}
+    with pytest.raises(RuntimeError, match="was put into another group since"):
+        before.prefetch(keys)
+    for _ in range(2):
+        rows = since.read(keys)
+        since.write(keys, rows)
+    since.flush()
+    tables["users"].close()
+    since.close()
+
+
 @pytest.mark.parametrize("exchange", ["windows", "messages"])
 def test_exact_and_stale_tables_take_in_each_others_gradients(placed, exchange):
     """One rank waits for room at another, which waits for its reply about the other table."""

@@ -390,6 +390,9 @@ class SimWorld(World):
 
         return self.sim.wait(self.rank, look_and_receive, what)
 
+    def pause(self):
+        self.sim.pause(self.rank)
+
     def start(self, applier):
         def proceed():
             try:
@@ -505,6 +508,7 @@ class SimWindows(SimMessages):
             raise error
 
     def send(self, tag, messages):
+        self._sim.pause(self._rank)
         self._unsent += ((self._line_to(partner, self.REQUESTS), message) for partner, message in messages.items())
         self.publish()
 
