@@ -1,9 +1,9 @@
 // PushApplier: the owner's side of a table at staleness s >= 1; ApplierThread: the thread that applies the pushes from
 // the rings of all tables of a rank while it computes, if any rank pushes through rings. Neither uses MPI or Python.
 //
-// The rank's main thread may drain too while it waits, and applies its own sums directly; whoever runs the rank's server,
-// the main thread or by windows WindowThread, applies what its clients push. A lock makes them one writer of a table; a
-// server takes it while it holds its own.
+// The rank's main thread may drain too while it waits, and applies its own sums directly; whoever runs the rank's
+// server, the main thread or by windows WindowThread, applies what its clients push. A lock makes them one writer of a
+// table; a server takes it while it holds its own.
 //
 // Invariants:
 //   the writer of the shard or of a ring's tail holds lock_;
