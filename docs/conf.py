@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!hetmpi\.).*"),  # types of Python, numpy and torch
     (
         "py:class",
-        r"hetmpi\.(spans\.Spans|_C\.Keys|table\.cache\.RowCache|table\.group\.TableGroup|owner\.store\.Layout"
+        r"hetmpi\.(spans\.Spans|_C\.(Spans|Keys|Lines)|counters\.Counters|table\.group\.TableGroup|owner\.store\.Layout"
         r"|data\.graph\.trained_inputs\.TrainedInputs)",
     ),  # arguments few need
 ]
