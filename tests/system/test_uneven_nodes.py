@@ -11,8 +11,8 @@ CASES = "mixed and (bit or lost or reference or 2s or own_updates or larger)"
 @pytest.mark.rare
 @pytest.mark.parametrize("ranks", [4, 5])
 def test_nodes_of_unequal_size_lose_nothing_and_keep_the_bound(ranks):
-    of_windows = ("test_windows.py", "mixed and (lost or place or operations)", 7)
-    for file, cases, num in (("test_exchange.py", CASES, 27), ("test_joint_pulls.py", "mixed", 9), of_windows):
+    of_windows = ("test_windows.py", "mixed and (lost or place or operations)", 8)
+    for file, cases, num in (("test_exchange.py", CASES, 32), ("test_joint_pulls.py", "mixed", 9), of_windows):
         outcome = run_tests(ranks, file, cases)
         assert outcome.code == 0 and f"{num} passed" in outcome.text, outcome.text
 
