@@ -57,6 +57,15 @@ class KeyIndex {
     }
   }
 
+  // Removes all keys, then sets numbers (n) to those of keys (n).
+  void number_all(const int64_t* keys, int64_t n, int64_t* numbers) {
+    clear(n);
+    number_each(keys, n, [numbers](int64_t i, int32_t number) {
+      numbers[i] = number;
+      return true;
+    });
+  }
+
   // Number of `key`, -1 for a new key. REQUIRES: clear() or number() before.
   int32_t find(int64_t key) const { return slots_[probe(key)]; }
 

@@ -134,6 +134,7 @@ class BoundedClient {
   BoundedClient(const BoundedClient&) = delete;
   BoundedClient& operator=(const BoundedClient&) = delete;
 
+  const Table& table() const { return table_; }
   int64_t step() const { return step_; }  // steps written so far
   const Batch* last() const { return last_.get(); }
   size_t num_held() const { return sums_.held().size(); }
@@ -311,15 +312,11 @@ class BoundedClient {
     sums_.send(step_);
     const size_t num = std::min(ahead_.size(), settings_.batches_per_pull);
     if (num == 1) return ahead_.front()->pull = std::make_shared<Pull>(*ahead_.front());
-    std::vector<int64_t> all, places;
+    std::vector<int64_t> all;
     for (size_t i = 0; i < num; ++i)
       all.insert(all.end(), ahead_[i]->keys->array.begin(), ahead_[i]->keys->array.end());
-    places.resize(all.size());
-    distinct_.clear(all.size());
-    distinct_.number_each(all.data(), all.size(), [&places](int64_t i, int32_t number) {
-      places[i] = number;
-      return true;
-    });
+    std::vector<int64_t> places(all.size());
+    distinct_.number_all(all.data(), all.size(), places.data());
     const auto& keys = distinct_.keys();
     const auto pull = std::make_shared<Pull>(
         std::make_shared<const Keys>(*table_.space, keys.data(), distinct_.size(), nullptr), *table_.lines);

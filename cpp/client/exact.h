@@ -42,6 +42,7 @@ class ExactClient {
   ExactClient(Table table, StepReducer reducer, const RowOptimizer& rule, Rate rate)
       : table_(std::move(table)), reducer_(std::move(reducer)), rule_(rule), rate_(std::move(rate)) {}
 
+  const Table& table() const { return table_; }
   int64_t step() const { return step_; }  // steps written and settled
   void resume_at(int64_t step) { step_ = step; }
   bool is_written() const { return is_written_; }  // a write is not settled yet

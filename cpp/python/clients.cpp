@@ -71,14 +71,6 @@ class RecentKeys {
   std::deque<PyKeys> kept_;
 };
 
-template <typename Client>
-struct Bound : Client {
-  template <typename... Arguments>
-  explicit Bound(const Table& table, Arguments&&... arguments)
-      : Client(table, std::forward<Arguments>(arguments)...), table(table) {}
-  Table table;
-};
-
 std::vector<KeysOfCall> calls_of(const std::vector<PyKeys>& keys) {
   for (const PyKeys& of : keys)
     if (!of) throw std::invalid_argument("a client takes Keys, got None");
@@ -86,21 +78,10 @@ std::vector<KeysOfCall> calls_of(const std::vector<PyKeys>& keys) {
 }
 
 template <typename Client>
-std::vector<Client*> cores_of(const std::vector<Bound<Client>*>& clients) {
-  for (const Bound<Client>* of : clients)
+void check_clients(const std::vector<Client*>& clients) {
+  for (const Client* of : clients)
     if (of == nullptr) throw std::invalid_argument("a call takes clients, got None");
-  return {clients.begin(), clients.end()};
 }
-
-// What clients read, as tensors.
-py::list tensors_of(const std::vector<ModelRows>& rows, const std::vector<const Table*>& tables) {
-  py::list tensors;
-  for (size_t i = 0; i < rows.size(); ++i) tensors.append(object_of(rows[i], tables[i]->lines->form().dim));
-  return tensors;
-}
-
-using Bounded = Bound<BoundedClient>;
-using Exact = Bound<ExactClient>;
 
 // Gradients (n, dim) for n keys.
 void check_rows(const py::object& grads, const Keys& keys) {
@@ -108,38 +89,55 @@ void check_rows(const py::object& grads, const Keys& keys) {
     throw std::invalid_argument("gradients must have a row for each key");
 }
 
-// The verbs of a client: static calls on several of them.
-template <typename Client, typename Bind>
-void bind_verbs(Bind& bind) {
-  using Base = std::conditional_t<std::is_same_v<Client, Bounded>, BoundedClient, ExactClient>;
+// The verbs of a client: static calls on several of them. grads_of(tensor, keys, table): gradients as write() takes
+// them.
+template <typename Client, typename Bind, typename GradsOf>
+void bind_verbs(Bind& bind, GradsOf grads_of) {
   using Clients = std::vector<Client*>;
   bind.def_static(
           "read",
           [](const Clients& clients, const std::vector<PyKeys>& keys) {
-            const auto cores = cores_of<Base>(clients);
+            check_clients(clients);
             const auto keys_of_call = calls_of(keys);
-            std::vector<const Table*> tables;
-            for (const Client* client : clients) tables.push_back(&client->table);
             std::vector<ModelRows> rows;
             {
               py::gil_scoped_release release;
-              rows = Base::read(cores, keys_of_call);
+              rows = Client::read(clients, keys_of_call);
             }
-            return tensors_of(rows, tables);
+            py::list tensors;
+            for (size_t i = 0; i < rows.size(); ++i)
+              tensors.append(object_of(rows[i], clients[i]->table().lines->form().dim));
+            return tensors;
           },
           py::arg("clients"), py::arg("keys"),
           "Keys -> rows (n, dim) float32 on each table's device, as recent as the consistency model requires.")
       .def_static(
           "announce",
           [](const Clients& clients, const std::vector<PyKeys>& keys) {
-            Base::announce(cores_of<Base>(clients), calls_of(keys));
+            check_clients(clients);
+            Client::announce(clients, calls_of(keys));
           },
           py::arg("clients"), py::arg("keys"), py::call_guard<py::gil_scoped_release>(),
           "Announces the Keys of a later read.")
+      .def_static(
+          "write",
+          [grads_of](const Clients& clients, const std::vector<PyKeys>& keys, const std::vector<py::object>& grads) {
+            check_clients(clients);
+            const auto keys_of_call = calls_of(keys);
+            std::vector<decltype(grads_of(grads[0], *keys[0], clients[0]->table()))> rows;
+            for (size_t i = 0; i < clients.size(); ++i) {
+              check_rows(grads.at(i), *keys.at(i));
+              rows.push_back(grads_of(grads[i], *keys[i], clients[i]->table()));
+            }
+            py::gil_scoped_release release;
+            Client::write(clients, keys_of_call, rows);
+          },
+          py::arg("clients"), py::arg("keys"), py::arg("grads"),
+          "Pushes gradients (n, dim) of each table's Keys, or keeps them pending for a later push.")
       .def(
           "peek",
           [](const Client& client, const PyKeys& keys) {
-            const int64_t dim = client.table.lines->form().dim;
+            const int64_t dim = client.table().lines->form().dim;
             const Array<float> rows({static_cast<ssize_t>(keys->size()), static_cast<ssize_t>(dim)});
             float* out = const_cast<float*>(rows.data());
             {
@@ -150,9 +148,9 @@ void bind_verbs(Bind& bind) {
           },
           py::arg("keys").none(false),
           "The owners' rows (n, dim), for evaluation; neither lines nor counters are used.")
-      .def("resume_at", &Base::resume_at, py::arg("step"), py::call_guard<py::gil_scoped_release>(),
+      .def("resume_at", &Client::resume_at, py::arg("step"), py::call_guard<py::gil_scoped_release>(),
            "Continues as after `step` steps.")
-      .def_property_readonly("step", &Base::step, "Steps written so far (at s = 0: and settled).");
+      .def_property_readonly("step", &Client::step, "Steps written so far (at s = 0: and settled).");
 }
 
 void bind_keys(py::module_& m) {
@@ -179,96 +177,70 @@ void bind_keys(py::module_& m) {
       .def("find", &RecentKeys::find, py::arg("tensor"), "Those of this tensor, None if its values are others now.");
 }
 
-// Gradients at s = 0: in host memory, finite.
-Buffer<float> exact_grads(const py::object& grads, const Keys& keys, const Lines& lines) {
-  check_rows(grads, keys);
-  Buffer<float> rows = host_rows_of(grads.attr("cpu")(), lines.form().dim);
-  if (lines.form().computes_beside)
+// Gradients at s = 0: in host memory, finite. Those of a GPU are waited for.
+Buffer<float> exact_grads(const py::object& grads, const Keys& keys, const Table& table) {
+  const InPart push(*table.spans, kPush);
+  const Lines::Form& form = table.lines->form();
+  Buffer<float> rows = host_rows_of(grads.attr("cpu")(), form.dim);
+  if (form.computes_beside)
     py::module_::import("hetmpi.table.client")
-        .attr("check_finite")(array_of(keys.array), array_of(rows, {static_cast<ssize_t>(keys.size()),
-                                                                    static_cast<ssize_t>(lines.form().dim)}));
+        .attr("check_finite")(array_of(keys.array),
+                              array_of(rows, {static_cast<ssize_t>(keys.size()), static_cast<ssize_t>(form.dim)}));
   return rows;
 }
 
 void bind_exact(py::module_& m) {
-  py::class_<Exact> bind(m, "ExactClient", "One rank's side of a table at s = 0 (cpp/client/exact.h).");
+  py::class_<ExactClient> bind(m, "ExactClient", "One rank's side of a table at s = 0 (cpp/client/exact.h).");
   bind.def(py::init([](const Table& table, ShardArrays& shard, const RowOptimizer& rule, ExactClient::Rate rate) {
              StepReducer reducer(shard.ends({shard.dim(), false}), table.rank(), shard.core(), shard.applied());
-             return new Exact(table, std::move(reducer), rule, std::move(rate));
+             return new ExactClient(table, std::move(reducer), rule, std::move(rate));
            }),
            py::arg("table"), py::arg("shard"), py::arg("rule"), py::arg("rate"),
            "shard: this rank's. rate: learning rate of a step, counted from 0. The caller keeps what is given.");
-  bind_verbs<Exact>(bind);
+  bind_verbs<ExactClient>(bind, &exact_grads);
   bind.def_static(
-          "write",
-          [](const std::vector<Exact*>& clients, const std::vector<PyKeys>& keys,
-             const std::vector<py::object>& grads) {
-            const auto cores = cores_of<ExactClient>(clients);
-            const auto keys_of_call = calls_of(keys);
-            std::vector<Buffer<float>> rows;
-            {
-              const InPart push(*clients.at(0)->table.spans, kPush);  // those of a GPU are waited for
-              for (size_t i = 0; i < clients.size(); ++i)
-                rows.push_back(exact_grads(grads.at(i), *keys.at(i), *clients[i]->table.lines));
-            }
-            py::gil_scoped_release release;
-            ExactClient::write(cores, keys_of_call, rows);
+          "settle",
+          [](const std::vector<ExactClient*>& clients) {
+            check_clients(clients);
+            ExactClient::settle(clients);
           },
-          py::arg("clients"), py::arg("keys"), py::arg("grads"), "Sends gradients (n, dim) of each table's Keys.")
-      .def_static(
-          "settle", [](const std::vector<Exact*>& clients) { ExactClient::settle(cores_of<ExactClient>(clients)); },
           py::arg("clients"), py::call_guard<py::gil_scoped_release>(),
           "Applies the gradients of all ranks' last write, without a barrier.")
-      .def("check_write", &Exact::check_write, "Raises RuntimeError unless write() may be called now.")
-      .def("receive_all", &Exact::receive_all, py::call_guard<py::gil_scoped_release>())
-      .def("receive_pending", &Exact::receive_pending, py::call_guard<py::gil_scoped_release>(),
+      .def("check_write", &ExactClient::check_write, "Raises RuntimeError unless write() may be called now.")
+      .def("receive_all", &ExactClient::receive_all, py::call_guard<py::gil_scoped_release>())
+      .def("receive_pending", &ExactClient::receive_pending, py::call_guard<py::gil_scoped_release>(),
            "Takes the gradients that have arrived, while this rank waits for others.")
-      .def_property_readonly("is_written", &Exact::is_written, "Whether a write is not settled yet.")
-      .def_property_readonly("num_ahead", &Exact::num_ahead, "Batches announced and not read.");
+      .def_property_readonly("is_written", &ExactClient::is_written, "Whether a write is not settled yet.")
+      .def_property_readonly("num_ahead", &ExactClient::num_ahead, "Batches announced and not read.");
 }
 
 void bind_bounded(py::module_& m) {
-  py::class_<Bounded> bind(m, "BoundedClient", "One rank's side of a table at s >= 1 (cpp/client/bounded.h).");
+  py::class_<BoundedClient> bind(m, "BoundedClient", "One rank's side of a table at s >= 1 (cpp/client/bounded.h).");
   bind.def(py::init([](const Table& table, PyPushApplier* owner, const RowOptimizer& rule, BoundedClient::Rates rates,
                        int64_t bound, size_t batches_per_pull, float anticipate) {
              const BoundedClient::Settings settings{bound, batches_per_pull, anticipate};
-             return new Bounded(table, &owner->core(), rule, std::move(rates), settings);
+             return new BoundedClient(table, &owner->core(), rule, std::move(rates), settings);
            }),
            py::arg("table"), py::arg("owner"), py::arg("rule"), py::arg("rates"), py::arg("bound"),
            py::arg("batches_per_pull"), py::arg("anticipate"),
            "owner: applies pushes to this rank's shard. rates: learning rates of a step, counted from 0, and of some "
            "that follow. The caller keeps what is given.");
-  bind_verbs<Bounded>(bind);
-  bind.def_static(
-          "write",
-          [](const std::vector<Bounded*>& clients, const std::vector<PyKeys>& keys,
-             const std::vector<py::object>& grads) {
-            const auto cores = cores_of<BoundedClient>(clients);
-            const auto keys_of_call = calls_of(keys);
-            std::vector<ModelRows> rows;
-            for (size_t i = 0; i < clients.size(); ++i) {
-              check_rows(grads.at(i), *keys.at(i));
-              rows.push_back(rows_of(grads[i], *clients[i]->table.lines));
-            }
-            py::gil_scoped_release release;
-            BoundedClient::write(cores, keys_of_call, rows);
-          },
-          py::arg("clients"), py::arg("keys"), py::arg("grads"),
-          "Pushes gradients (n, dim) of each table's Keys, or keeps them pending for a later push.")
-      .def("send_all", &Bounded::send_all, py::call_guard<py::gil_scoped_release>(),
+  bind_verbs<BoundedClient>(
+      bind, [](const py::object& grads, const Keys&, const Table& table) { return rows_of(grads, *table.lines); });
+  bind.def("send_all", &BoundedClient::send_all, py::call_guard<py::gil_scoped_release>(),
            "Sends all pending gradients of this rank to their owners and waits until they are applied.")
-      .def("await_owners", &Bounded::await_owners, py::call_guard<py::gil_scoped_release>(),
+      .def("await_owners", &BoundedClient::await_owners, py::call_guard<py::gil_scoped_release>(),
            "Waits until the owners have applied the gradients that this rank has pushed.")
-      .def("drop_all", &Bounded::drop_all, py::call_guard<py::gil_scoped_release>(),
+      .def("drop_all", &BoundedClient::drop_all, py::call_guard<py::gil_scoped_release>(),
            "Ends the transfers for announced batches, which may still be read.")
-      .def("set_rates", &Bounded::set_rates, py::call_guard<py::gil_scoped_release>(),
+      .def("set_rates", &BoundedClient::set_rates, py::call_guard<py::gil_scoped_release>(),
            "Tells the owner's side this rank's step.")
       .def(
-          "check_write", [](const Bounded&) {}, "No effect.")
-      .def_property_readonly("num_held", &Bounded::num_held, "Messages with gradients held for other nodes.")
+          "check_write", [](const BoundedClient&) {}, "No effect.")
+      .def_property_readonly("num_held", &BoundedClient::num_held, "Messages with gradients held for other nodes.")
       .def_property_readonly(
           "last_read",
-          [](const Bounded& of) {
+          [](const BoundedClient& of) {
             const Batch* last = of.last();
             if (last == nullptr) throw std::runtime_error("nothing was read yet");
             return py::make_tuple(array_of(last->slots), array_of(last->clocks));

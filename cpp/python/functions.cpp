@@ -27,11 +27,7 @@ py::tuple unique(const Array<int64_t>& ids) {
     const int64_t* in = ids.data();
     int64_t* out = index.mutable_data();
     py::gil_scoped_release release;
-    seen.clear(n);
-    seen.number_each(in, n, [out](int64_t i, int32_t number) {
-      out[i] = number;
-      return true;
-    });
+    seen.number_all(in, n, out);
   }
   Array<int64_t> keys(seen.size());
   std::copy(seen.keys().begin(), seen.keys().end(), keys.mutable_data());

@@ -176,39 +176,30 @@ def test_tables_share_the_messages_of_a_step(placed, announces):
     group.close()
 
 
-@pytest.mark.parametrize("staleness", [0, 3])
-def test_a_group_whose_table_is_in_another_one_since_is_refused(placed, staleness):
+@pytest.mark.parametrize(
+    "verb, settings",
+    [
+        ("read", {"staleness": Staleness(0)}),
+        ("read", {"staleness": Staleness(3)}),
+        ("prefetch", {"staleness": Staleness(3), **CACHED}),
+    ],
+)
+def test_a_group_whose_table_is_in_another_one_since_is_refused_and_the_other_goes_on(placed, verb, settings):
+    """Also with the keys that were refused."""
     if placed.is_one_node:
         pytest.skip("takes two nodes")
-    settings = {"exchange": "messages", "staleness": Staleness(staleness)}
-    tables = {name: make(placed, name, **settings) for name in SHAPES}
+    tables = {name: make(placed, name, exchange="messages", **settings) for name in SHAPES}
     before = TableGroup({name: tables[name] for name in ("users", "items")})
     since = TableGroup({name: tables[name] for name in ("words", "items")})
     keys = {name: torch.arange(3) for name in SHAPES}
     with pytest.raises(RuntimeError, match="was put into another group since"):
-        before.read(keys)
-    for _ in range(2):
-        rows = since.read(keys)
-        since.write(keys, rows)
-    for table in tables.values():
-        table.close()
-
-
-def test_a_batch_whose_announcement_failed_is_read_by_the_same_keys(placed):
-    if placed.is_one_node:
-        pytest.skip("takes two nodes")
-    tables = {name: make(placed, name, exchange="messages", staleness=Staleness(3), **CACHED) for name in SHAPES}
-    before = TableGroup({name: tables[name] for name in ("users", "items")})
-    since = TableGroup({name: tables[name] for name in ("words", "items")})
-    keys = {name: torch.arange(3) for name in SHAPES}
-    with pytest.raises(RuntimeError, match="was put into another group since"):
-        before.prefetch(keys)
+        getattr(before, verb)(keys)
     for _ in range(2):
         rows = since.read(keys)
         since.write(keys, rows)
     since.flush()
-    tables["users"].close()
-    since.close()
+    for table in tables.values():
+        table.close()
 
 
 @pytest.mark.parametrize("exchange", ["windows", "messages"])
