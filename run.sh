@@ -146,7 +146,7 @@ run_simulate() {  # KEY=VALUE...
 
 run_lint() {
   cd "$ROOT"
-  ruff check . && ruff format --check . && git ls-files 'cpp/*' 'tests/cpp/*' | grep -E '\.(h|cuh|c|cpp|cu)$' |
+  ruff check --no-cache . && ruff format --check . && git ls-files 'cpp/*' 'tests/cpp/*' | grep -E '\.(h|cuh|c|cpp|cu)$' |
     xargs clang-format --dry-run -Werror
 }
 

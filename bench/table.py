@@ -5,8 +5,7 @@
 
 Starts its own mpiexec. First checks that reads return the written rows, then prints the median milliseconds of the
 slowest rank and, last, one JSON line: {"near": {"read_ms": x, "write_ms": x, "settle_ms": x, "read_mrow_s": x}, "far":
-..., "shard_vs_gather": x}: rows per second from another rank's shard on this node, relative to those of a plain C++
-gather from the rank's own memory.
+...}.
 """
 
 import json
@@ -50,11 +49,10 @@ def measure(settings):
 
         world.start_horovod()  # its thread makes MPI progress between nodes, as in training
         result = {name: time_steps(World(world.comm, n), settings) for name, n in (("near", None), ("far", 1))}
-        ratio = shard_vs_gather(world, settings) if world.size > 1 and world.is_one_node else None
         if world.rank == 0:
             for name, row in result.items():
                 print(f"{name:<5}", "  ".join(f"{key} {value:.2f}" for key, value in row.items()))
-            print(json.dumps({**result, "shard_vs_gather": ratio}))
+            print(json.dumps(result))
 
     launch(run)
 
@@ -82,39 +80,6 @@ def time_steps(world, settings):
     table.close()
     read, write, settle = 1000 * np.median(np.max(times, axis=1), axis=0)
     return {"read_ms": read, "write_ms": write, "settle_ms": settle, "read_mrow_s": settings["keys"] / read / 1000}
-
-
-def shard_vs_gather(world, settings):
-    """Rows per second that one rank reads from the shard of the next, relative to a plain gather of its own: the
-    median."""
-    from hetmpi import _C
-    from hetmpi.owner.shards import ShardReader
-    from hetmpi.table.optim import RowOptimizer
-    from hetmpi.table.table import EmbeddingTable
-
-    num, rows = settings["keys"], settings["rows"]
-    table = EmbeddingTable(world, rows * world.size, settings["dim"], RowOptimizer("sgd", 1.0), partition="range")
-    reader, next_rank = ShardReader(table.memory), (world.rank + 1) % world.size
-    generator, out, times = np.random.default_rng(world.rank), np.empty((num, settings["dim"]), np.float32), []
-    own = table.shard.weight.copy()
-    for _ in range(3 * settings["steps"]):
-        world.comm.Barrier()
-        if world.rank > 0:  # one rank at a time, as memory bandwidth is shared
-            continue
-        places = generator.choice(rows, num, replace=False)
-        route, marks = table.partition.route(places + rows * next_rank), [time.perf_counter()]
-        reader.read("weight", route, out)
-        marks.append(time.perf_counter())
-        others = generator.choice(rows, num, replace=False)
-        marks.append(time.perf_counter())
-        _C.gather(own, others, out)
-        marks.append(time.perf_counter())
-        times.append((marks[1] - marks[0], marks[3] - marks[2]))
-    table.close()
-    if not times:
-        return None
-    read, gather = np.median(times[settings["steps"] :], axis=0)
-    return gather / read
 
 
 def check(table, torch):

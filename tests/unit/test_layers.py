@@ -5,6 +5,8 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 # Modules that all others may import, and that import only the core and each other.
 GROUND = {
@@ -96,6 +98,17 @@ def test_modules_import_only_what_lies_below_them():
 def test_every_module_can_be_imported():
     for module in graph():
         import_module(f"hetmpi.{module}")
+
+
+@pytest.mark.parametrize("folder", ["bench", "tools", "tests", "models"])
+def test_what_other_code_imports_of_the_package_is_there(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hetmpi":
+                module = import_module(node.module)
+                for name in (alias.name for alias in node.names):
+                    if not hasattr(module, name):
+                        import_module(f"{node.module}.{name}")
 
 
 def test_no_module_imports_itself_by_way_of_others():
