@@ -22,6 +22,7 @@ What it does not show: data races, MPI, rows on disk.
 import gc
 import json
 import multiprocessing
+import os
 import random
 import sys
 import threading
@@ -73,31 +74,24 @@ class Line:
 
 
 class Choices:
-    """A set of things from which one is drawn."""
+    """A set of things from which one is drawn.
+
+    things    in any order, to be read alone"""
 
     def __init__(self):
-        self._things, self._places = [], {}
-
-    def __len__(self):
-        return len(self._things)
+        self.things, self._places = [], {}
 
     def add(self, thing):
         if thing not in self._places:
-            self._places[thing] = len(self._things)
-            self._things.append(thing)
+            self._places[thing] = len(self.things)
+            self.things.append(thing)
 
     def discard(self, thing):
         place = self._places.pop(thing, None)
         if place is not None:
-            last = self._things.pop()
-            if place < len(self._things):
-                self._things[place], self._places[last] = last, place
-
-    def draw(self, draw: random.Random):
-        return self._things[int(draw.random() * len(self._things))]
-
-    def __iter__(self):
-        return iter(list(self._things))
+            last = self.things.pop()
+            if place < len(self.things):
+                self.things[place], self._places[last] = last, place
 
 
 class Simulation:
@@ -178,7 +172,7 @@ class Simulation:
 
     def end_all(self, rank: int):
         """After an error: lets one more rank end, which lets the next one."""
-        for other in (*self.awake, *self.waits_for):
+        for other in (*self.awake.things, *self.waits_for):
             if other != rank:
                 self._gates[other].release()
                 return
@@ -232,16 +226,19 @@ class Simulation:
             raise Ended
 
     def next_rank(self) -> int:
+        random, threads, awake, lines = self.draw.random, self.threads, self.awake.things, self.busy_lines.things
+        for_message, for_message_or_rank = self.chances
         while True:
-            number = self.draw.random()
-            if self.busy_lines and (number < self.chances[0] or not self.awake):
-                self.deliver(self.busy_lines.draw(self.draw))
-            elif self.threads and number >= self.chances[1]:
-                self.run_thread(self.threads[int(self.draw.random() * len(self.threads))])
-            elif self.awake:
-                rank = self.awake.draw(self.draw)
-                if self.draw.random() < self.speed[rank] or len(self.awake) == 1:
-                    self.awake.discard(rank) if rank in self.waits_for else None
+            number = random()
+            if lines and (number < for_message or not awake):
+                self.deliver(lines[int(random() * len(lines))])
+            elif threads and number >= for_message_or_rank:
+                self.run_thread(threads[int(random() * len(threads))])
+            elif awake:
+                rank = awake[int(random() * len(awake))]
+                if random() < self.speed[rank] or len(awake) == 1:
+                    if rank in self.waits_for:
+                        self.awake.discard(rank)
                     return rank
             else:
                 self.look_for_more()
@@ -719,10 +716,14 @@ def count_steps(ranks: int, nodes: int, steps: int, staleness: int | None, excha
     print("simulate: the row that all ranks write has every update")
 
 
-def run_share(seed: int, numbers: list[tuple[int, int]], fault: str | None, until: float) -> tuple[int, list]:
+def run_share(
+    seed: int, numbers: list[tuple[int, int]], core: int | None, fault: str | None, until: float
+) -> tuple[int, list]:
     """Runs cases (number, ranks). Returns the number that ran, and those that failed with what differs."""
     install()
     torch.set_num_threads(1)
+    if core is not None:  # threads that run in turns hand over faster on one core
+        os.sched_setaffinity(0, {core})
     if fault is not None:
         import_module("faults").FAULTS[fault](setattr)
     failed, num = [], 0
@@ -752,11 +753,12 @@ def main(
     numbers = range(int(cases)) if only is None else [int(only)]
     wanted, until = [(i, counts[i % len(counts)]) for i in numbers], began + float(limit_s)
     if num_jobs == 1 or only is not None:
-        shares = [run_share(int(seed), wanted, fault, until)]
+        shares = [run_share(int(seed), wanted, None, fault, until)]
     else:
         with ProcessPoolExecutor(num_jobs, multiprocessing.get_context("spawn")) as pool:
-            run = partial(run_share, int(seed), fault=fault, until=until)
-            shares = list(pool.map(run, [wanted[i::num_jobs] for i in range(num_jobs)]))
+            run, cores = partial(run_share, int(seed), fault=fault, until=until), sorted(os.sched_getaffinity(0))
+            parts = [wanted[i::num_jobs] for i in range(num_jobs)]
+            shares = list(pool.map(run, parts, [cores[i % len(cores)] for i in range(num_jobs)]))
     failed, num = [one for _, found in shares for one in found], sum(num for num, _ in shares)
     for number, size, case, told in failed:
         print(f"simulate: seed={seed} ranks={size} only={number} failed: {json.dumps(case)}", *told, sep="\n")
