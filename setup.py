@@ -162,7 +162,7 @@ class BuildExtensions(build_ext):
 
 
 nvcc, arrow = find_nvcc(), arrow_headers()
-left_out = ([] if nvcc else ["cuda_*"]) + ([] if arrow else ["hashing.cpp"])
+left_out = ([] if nvcc else ["python/cuda.cpp"]) + ([] if arrow else ["hashing.cpp"])
 core = Pybind11Extension(
     "hetmpi._C",
     sorted(str(file) for file in CORE.rglob("*.cpp") if not any(map(file.match, left_out))),

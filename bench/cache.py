@@ -92,7 +92,7 @@ class Filled:
         """Inserts those of `keys` that have no line; the pushes are discarded."""
         slots = self.find(keys)
         self.cache.insert_and_evict(keys, slots < 0, *self.rows(keys), slots)
-        self.cache.take_pushes()
+        self.cache.take()
 
     def rows(self, keys: np.ndarray) -> tuple:
         """weights, states and clocks of keys."""
@@ -117,8 +117,8 @@ def check(dim: int):
             expected[key] -= grad
             pending[key] += grad
     filled.cache.take_all()
-    keys, _, _, _, sums = filled.cache.take_pushes()
-    if not (sums == np.array([pending[key] for key in keys.tolist()], np.float32)[:, None]).all():
+    released = filled.cache.take()
+    if not (released.sums == np.array([pending[key] for key in released.keys.tolist()], np.float32)[:, None]).all():
         raise RuntimeError("the cache hands out wrong sums")
 
 
@@ -142,7 +142,7 @@ def time_calls(settings: dict, dim: int, batch: int, rate: float) -> dict:
         marks.append(time.perf_counter())
         filled.cache.insert_and_evict(keys, is_missing, *rows, slots)
         marks.append(time.perf_counter())
-        filled.cache.take_pushes()
+        filled.cache.take()
         filled.insert(filled.held[:batch] if rate < 1 else filled.held[:0])
         times.append(np.diff(marks) / [batch, batch, batch, max(1, is_missing.sum())])
         filled.held = filled.held[filled.find(filled.held) >= 0]

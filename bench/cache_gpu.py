@@ -156,7 +156,7 @@ class Filled:
             self.cache.insert_and_evict(keys, chosen, rows, states, clocks, slots, self.stream)
             torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
-            self.cache.take_pushes(self.stream)
+            self.cache.take(self.stream)
         return float(np.median(times))
 
 

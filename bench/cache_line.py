@@ -6,7 +6,7 @@ from the gradients of the occurrences back to the line and to the push.
     backward   of look_up: the gradients' sums (U, dim)
     divide     by the number of ranks, as the trainer does, and the check that all are finite, as EmbeddingTable.write
     update     RowCache.update: pending sum and its squares, preview, drift
-    push       take_due and take_pushes
+    push       take_due and take
 
 A step has 2,048 samples of 26 fields of Synthetic(scale=0.02), 53,248 occurrences of about 7,900 keys. They lie among
 the 337,000 lines of a cache that is 80 % full, by Adagrad with drift, at s = 10; 1 % have no line. The bytes of a part
@@ -108,7 +108,7 @@ def one_way(cache, keys: np.ndarray, index: torch.Tensor, grads: torch.Tensor) -
     cache.update(slots, sums, RANKS)
     marks.append(time.perf_counter())
     cache.take_due(slots, STALENESS)
-    cache.take_pushes()
+    cache.take()
     marks.append(time.perf_counter())
     return np.diff(marks)
 

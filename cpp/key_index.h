@@ -9,6 +9,7 @@
 //   fewer than 2^31 distinct keys.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -64,6 +65,20 @@ class KeyIndex {
       numbers[i] = number;
       return true;
     });
+  }
+
+  // Removes all keys, then takes keys (n) up to the first that has occurred before: its position, -1 if all are
+  // distinct.
+  int64_t first_repeated(const int64_t* keys, int64_t n) {
+    // The ones taken last, as those of number_all() often are, are distinct.
+    if (n == size() && std::equal(keys, keys + n, keys_.begin())) return -1;
+    clear(n);
+    int64_t repeated = -1;
+    number_each(keys, n, [&repeated](int64_t i, int32_t number) {
+      if (number != i) repeated = i;
+      return number == i;
+    });
+    return repeated;
   }
 
   // Number of `key`, -1 for a new key. REQUIRES: clear() or number() before.

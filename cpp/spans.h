@@ -41,10 +41,16 @@ class Spans {
   explicit Spans(bool keeps_trace) : keeps_trace_(keeps_trace), epoch_(wall_s() - now_s()) {}
 
   void enter(Part part) {
-    if (on_enter) on_enter();
+    pause(kPartNames[part]);
     doing_ = part;
     ++ticks_;
     began_[part] = now_s();
+  }
+
+  // Called where stores of other ranks could matter: a simulation lets them go on. next: the part that begins, ""
+  // within one.
+  void pause(const char* next = "") const {
+    if (on_pause) on_pause(next);
   }
 
   void leave(Part part) {
@@ -72,8 +78,9 @@ class Spans {
   const std::array<double, kNumParts>& seconds() const { return seconds_; }
   const std::deque<Traced>& trace() const { return trace_; }
 
-  std::function<void()> on_enter;  // called before a part begins, if set
-  int64_t step = 0;                // current one, from 0
+  // Called by pause(), if set.
+  std::function<void(const char* next)> on_pause;
+  int64_t step = 0;  // current one, from 0
 
  private:
   static double now_s() {

@@ -101,6 +101,15 @@ inline void sum_by_row(const float* values, int64_t num_parts, int64_t m, int64_
     if (!is_begun[row]) std::fill_n(sums + row * dim, dim, 0.0f);
 }
 
+// out[i] = values[rows[i]]: values (m, dim), rows (n), out (n, dim).
+inline void gather(const float* values, const int64_t* rows, int64_t n, int64_t dim, float* out) {
+  constexpr int64_t kAhead = 16;  // rows prefetched
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) prefetch_read(values + rows[i + kAhead] * dim, dim);
+    std::copy_n(values + rows[i] * dim, dim, out + i * dim);
+  }
+}
+
 // out[rows[i]] += values[d] for offsets[d] <= i < offsets[d + 1], one after the other: values (n, dim), offsets (n +
 // 1).
 inline void spread_add(const float* values, const int64_t* offsets, const int64_t* rows, int64_t n, int64_t dim,

@@ -161,7 +161,7 @@ def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
     training.run()
     training.log and training.log.close()
     [table, *_] = training.tables.values()
-    exact, exchange = table.staleness.is_synchronous, table.client.channel.name
+    exact, exchange = table.staleness.is_exact, table.client.channel.name
     training.close()
     if world.rank == 0:
         lines = [json.loads(line) for line in Path(config.run.dir, "metrics.jsonl").read_text().splitlines()]

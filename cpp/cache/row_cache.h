@@ -50,48 +50,13 @@
 
 #include "cache/cache_decisions.h"
 #include "cache/huge_array.h"
+#include "cache/released_sums.h"
 #include "cache/row_type.h"
 #include "owner/push_history.h"
 #include "owner/row_optimizer.h"
 #include "vectors.h"
 
 namespace hetmpi {
-
-// Leaves elements that a vector adds undefined.
-template <typename T>
-struct Undefined : std::allocator<T> {
-  template <typename U>
-  struct rebind {
-    using other = Undefined<U>;
-  };
-  template <typename U>
-  void construct(U* at) {
-    ::new (static_cast<void*>(at)) U;
-  }
-  template <typename U, typename... Values>
-  void construct(U* at, Values&&... values) {
-    ::new (static_cast<void*>(at)) U(std::forward<Values>(values)...);
-  }
-};
-
-// Sums that a RowCache releases, as they are added (ReleasedSums in client/lines.h once they are taken).
-struct Pushes {
-  std::vector<int64_t> keys;                  // (n)
-  std::vector<int32_t> clocks;                // (n) c_c of the line
-  std::vector<int32_t> counts;                // (n) iterations summed
-  std::vector<Steps> steps;                   // (n) of these iterations
-  std::vector<float, Undefined<float>> sums;  // (n, sum_dim), as in owner/row_optimizer.h
-
-  // Appends one entry and returns the address for its sums.
-  float* append(int64_t key, int32_t clock, const Iterations& of, int64_t sum_dim) {
-    keys.push_back(key);
-    clocks.push_back(clock);
-    counts.push_back(of.count);
-    steps.push_back(of.steps);
-    sums.resize(sums.size() + sum_dim);
-    return sums.data() + sums.size() - sum_dim;
-  }
-};
 
 // RowOptimizer::update of a row in 32 or in 16 bits.
 HETMPI_CLONES static inline Moved updated(const RowOptimizer& optimizer, float* sums, int32_t count, float* weight,
@@ -261,7 +226,7 @@ class RowCache {
   // For entries that are `chosen` (n) and have no slot yet; weights, states, clocks as for refresh. Sets slots (n),
   // appends the pushes to `out`, returns the number of evicted lines.
   int64_t insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
-                           const int32_t* clocks, int64_t n, int64_t* slots, Pushes* out) {
+                           const int32_t* clocks, int64_t n, int64_t* slots, ReleasedSums* out) {
     if (shape_.num_sets == 0) return 0;
     int64_t num_evicted = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -352,7 +317,7 @@ class RowCache {
   // For entries without a line: appends their gradients to the pushes. clocks (n): of the owners when the rows were
   // read, or kUnknownClock.
   void push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
-                     Pushes* out) const {
+                     ReleasedSums* out) const {
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] < 0)
         optimizer_.add(out->append(keys[i], next_clock(clocks[i]), {1, {step_, step_}}, sum_dim_), 0, grads + i * dim_,
@@ -360,14 +325,14 @@ class RowCache {
   }
 
   // Takes the pending sums of `slots` that are due at `staleness`.
-  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, Pushes* out) {
+  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, ReleasedSums* out) {
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] >= 0 && is_due(line_[slots[i]].count, line_[slots[i]].age, staleness))
         release_pending(slots[i], out);
   }
 
   // Takes all pending sums, in the order of their slots.
-  void take_pending(Pushes* out) {
+  void take_pending(ReleasedSums* out) {
     for (int64_t slot = 0; slot < num_slots(); ++slot) release_pending(slot, out);
   }
 
@@ -473,7 +438,7 @@ class RowCache {
   }
 
   // Moves the pending sum of a line, if it has one, to `out`.
-  void release_pending(int64_t slot, Pushes* out) {
+  void release_pending(int64_t slot, ReleasedSums* out) {
     Line& line = line_[slot];
     if (line.pending < 0) return;
     const Iterations of{line.count, line.steps};

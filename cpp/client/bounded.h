@@ -532,8 +532,8 @@ class BoundedClient {
       const SentSums& sent = *held[pull.num_previewed];
       std::vector<int64_t> places(sent.route.num_positions());
       sent.route.find_in(pull.keys->array.data(), chosen.data(), pull.num(), places.data());
-      preview_sums(rule_, places.data(), static_cast<int64_t>(places.size()), sent.sums.sums.data(),
-                   sent.sums.counts.data(), sent.sums.clocks.data(), settings_.anticipate, pull.rows.data(),
+      preview_sums(rule_, places.data(), static_cast<int64_t>(places.size()), sent.sums->sums.data(),
+                   sent.sums->counts.data(), sent.sums->clocks.data(), settings_.anticipate, pull.rows.data(),
                    pull.states.data(), pull.clocks.data());
     }
   }

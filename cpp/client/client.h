@@ -34,14 +34,14 @@ struct Table {
 
   // As of NodeRows, with the bytes counted.
   void read_clocks(const Route& route, int32_t* out) const {
-    waits().pause();
+    spans->pause();
     counters->clock_bytes += node->read_clocks(route, out);
-    waits().pause();
+    spans->pause();
   }
   void read(size_t array, const Route& route, float* out) const {
-    waits().pause();
+    spans->pause();
     counters->row_bytes += node->read(array, route, out);
-    waits().pause();
+    spans->pause();
   }
 };
 
@@ -53,8 +53,8 @@ inline void check_room(size_t num_ahead) {
 }
 
 // Writes a push into the rings of the owners on this node; waits while one is full.
-inline void send_on_node(const Table& table, const PushView& push) {
-  table.waits().pause();
+inline void send_on_node(const Table& table, const Push& push) {
+  table.spans->pause();
   RingWriter writer(table.rings, push);
   table.waits().wait([&writer] { return writer.proceed(); },
                      [&] {

@@ -117,7 +117,7 @@ class ExactClient {
         exchange.post(posted);
       }
       for (size_t i = 0; i < clients.size(); ++i) {
-        send_on_node(clients[i]->table_, pushes[i].view);
+        send_on_node(clients[i]->table_, pushes[i]);
         clients[i]->table_.counters->pushed += keys[i]->size();
       }
     }
@@ -212,7 +212,7 @@ class ExactClient {
     // Between nodes they are applied after the call, when the caller may have changed the gradients.
     reducer_.begin(step_, route, grads.data(), !table_.channel->is_one_node());
     is_written_ = true;
-    return {{step_, route, {route.keys, nullptr, nullptr, nullptr, grads.data()}, true}, open_};
+    return {step_, route, {route.keys, nullptr, nullptr, nullptr, grads.data()}, true, open_};
   }
 
   // Gradients for other nodes, with the request of the batch that is announced to be read next.

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,7 +27,7 @@ class HostLines : public Lines {
   }
 
   RowCache& cache() { return cache_; }
-  Pushes& released() { return released_; }
+  ReleasedSums& released() { return released_; }
   const LagHistogram& lags() const { return lags_; }
 
   void set_step(double lr, int64_t step) override { cache_.set_step(lr, step); }
@@ -83,21 +82,17 @@ class HostLines : public Lines {
   void due_all() override { cache_.take_pending(&released_); }
   int64_t num_released() override { return static_cast<int64_t>(released_.keys.size()); }
 
-  ReleasedSums take() override {
-    const size_t num_floats = released_.sums.size();
-    const auto taken = std::make_shared<Pushes>(std::move(released_));
-    released_ = Pushes();
-    released_.sums.reserve(num_floats + num_floats / 4);  // the next ones may be as many: growing would copy them
-    const auto of = [&taken](auto& values) {
-      return Buffer<typename std::decay_t<decltype(values)>::value_type>(std::shared_ptr<void>(taken, values.data()),
-                                                                         static_cast<int64_t>(values.size()));
-    };
-    return {of(taken->keys), of(taken->clocks), of(taken->counts), of(taken->steps), of(taken->sums)};
+  std::shared_ptr<ReleasedSums> take() override {
+    const auto taken = std::make_shared<ReleasedSums>(std::move(released_));
+    released_ = ReleasedSums();
+    // The next ones may be as many: growing would copy them.
+    released_.sums.reserve(taken->sums.size() + taken->sums.size() / 4);
+    return taken;
   }
 
  private:
   RowCache cache_;
-  Pushes released_;
+  ReleasedSums released_;
   LagHistogram lags_;
   std::vector<int64_t> judged_;  // slots
   std::atomic<bool> stops_{false};

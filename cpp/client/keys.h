@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -61,5 +62,33 @@ struct Keys {
 };
 
 using KeysOfCall = std::shared_ptr<const Keys>;
+
+// The keys that were checked last, at most `most`. Used by one thread at a time.
+class RecentKeys {
+ public:
+  explicit RecentKeys(size_t most) : most_(most) {}
+
+  size_t most() const { return most_; }
+  void set_most(size_t most) { most_ = most; }
+
+  void add(std::shared_ptr<Keys> keys) {
+    kept_.push_back(std::move(keys));
+    while (kept_.size() > most_) {
+      const auto oldest = std::move(kept_.front());
+      kept_.pop_front();  // before its end, which may run code that adds keys
+    }
+  }
+
+  std::vector<std::shared_ptr<Keys>> of_batch(const void* identity) const {
+    std::vector<std::shared_ptr<Keys>> found;
+    for (const auto& keys : kept_)
+      if (keys->identity.get() == identity) found.push_back(keys);
+    return found;
+  }
+
+ private:
+  size_t most_;
+  std::deque<std::shared_ptr<Keys>> kept_;
+};
 
 }  // namespace hetmpi

@@ -19,7 +19,7 @@
 
 #include "buffer.h"
 #include "cache/cache_decisions.h"
-#include "owner/push_history.h"
+#include "cache/released_sums.h"
 
 namespace hetmpi {
 
@@ -28,14 +28,6 @@ struct ModelRows {
   float* at = nullptr;
   int64_t num = 0;
   std::shared_ptr<void> memory;
-};
-
-// Gradient sums to be sent to the owners: entry i belongs to keys[i].
-struct ReleasedSums {
-  Buffer<int64_t> keys;
-  Buffer<int32_t> clocks, counts;  // c_c of the line; iterations summed
-  Buffer<Steps> steps;             // of these iterations
-  Buffer<float> sums;              // (n, sum_dim)
 };
 
 struct Inserted {
@@ -86,7 +78,7 @@ class Lines {
   virtual void due(const Buffer<int64_t>& slots, int64_t bound) = 0;
   virtual void due_all() = 0;
   virtual int64_t num_released() = 0;
-  virtual ReleasedSums take() = 0;
+  virtual std::shared_ptr<ReleasedSums> take() = 0;
 
  private:
   Form form_;

@@ -19,17 +19,18 @@ namespace hetmpi {
 // Sums of one send().
 struct SentSums {
   int64_t step;
-  ReleasedSums sums;
+  std::shared_ptr<ReleasedSums> sums;
   Route route;  // of their keys
-
-  PushView view(RecordFormat format) const {
-    const auto* steps = reinterpret_cast<const int32_t*>(sums.steps.data());
-    return {step, route.view(),
-            Message{route.keys().data(), sums.clocks.data(), sums.counts.data(), format.has_steps ? steps : nullptr,
-                    sums.sums.data()},
-            false};
-  }
 };
+
+// Their push, which keeps them.
+inline Push push_of(const std::shared_ptr<const SentSums>& sent, RecordFormat format) {
+  const auto& [step, sums, route] = *sent;
+  const auto* steps = reinterpret_cast<const int32_t*>(sums->steps.data());
+  const Message columns{route.keys().data(), sums->clocks.data(), sums->counts.data(),
+                        format.has_steps ? steps : nullptr, sums->sums.data()};
+  return {step, route.view(), columns, false, sent};
+}
 
 class Sums {
  public:
@@ -45,23 +46,23 @@ class Sums {
   // Sends the owners all sums that the lines have released. step: of this rank.
   void send(int64_t step) {
     if (table_->lines->num_released() == 0) return;
-    ReleasedSums taken = table_->lines->take();
-    Route route(table_->space->partition, taken.keys.data(), taken.keys.size());
+    std::shared_ptr<ReleasedSums> taken = table_->lines->take();
+    Route route(table_->space->partition, taken->keys.data(), taken->keys.size());
     const auto sent = std::make_shared<SentSums>(SentSums{step, std::move(taken), std::move(route)});
-    const PushView push = sent->view(table_->channel->format);
+    const Push push = push_of(sent, table_->channel->format);
     Message own = push.columns;
     const int64_t begin = push.route.first[table_->rank()];
     own.keys += begin;
     owner_->apply(own, push.route.order + begin, push.route.num(table_->rank()));
     if (has_remote(push.route)) held_.push_back(sent);
     send_on_node(*table_, push);
-    table_->counters->pushed += sent->sums.keys.size();
+    table_->counters->pushed += sent->sums->keys.size();
   }
 
   // The held sums, for a request; forget_held() once it has left.
   std::vector<Push> pushes() const {
     std::vector<Push> pushes;
-    for (const auto& sent : held_) pushes.push_back({sent->view(table_->channel->format), sent});
+    for (const auto& sent : held_) pushes.push_back(push_of(sent, table_->channel->format));
     return pushes;
   }
 

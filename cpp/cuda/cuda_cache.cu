@@ -557,7 +557,7 @@ struct CudaRowCache::Memory {
   DeviceArray<Steps> out_steps;
   DeviceArray<float> out_sums;
   int64_t num_out = 0;
-  Pushes handed_out;  // earlier pushes, in host memory
+  ReleasedSums handed_out;  // earlier pushes, in host memory
   // Workspace of a call.
   DeviceArray<uint8_t> is_chosen, scratch;
   DeviceArray<uint32_t> sets, sorted_sets;
@@ -831,10 +831,10 @@ void CudaRowCache::take_all(Stream stream) {
   }
 }
 
-Pushes CudaRowCache::take_pushes(Stream stream) {
+ReleasedSums CudaRowCache::take_pushes(Stream stream) {
   const OnDevice here(device());
   memory_->fetch_out(on(stream));
-  return std::exchange(memory_->handed_out, Pushes());
+  return std::exchange(memory_->handed_out, ReleasedSums());
 }
 
 CudaRowCache::Counts CudaRowCache::counts(Stream stream) const {

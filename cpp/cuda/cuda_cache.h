@@ -68,7 +68,7 @@ class CudaRowCache {
   void take_all(Stream stream);
 
   // The pushes since the last call, in host memory. Synchronous.
-  Pushes take_pushes(Stream stream);
+  ReleasedSums take_pushes(Stream stream);
   int64_t num_pushes() const;
   // In host memory; synchronous.
   Counts counts(Stream stream) const;

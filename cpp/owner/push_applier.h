@@ -45,6 +45,8 @@ class PushApplier {
         history_(optimizer),
         squares_(format_.square_dim) {}
 
+  const RecordFormat& format() const { return format_; }
+
   // The rings whose pushes are applied.
   void watch(const std::vector<int64_t>& rings) {
     std::lock_guard<std::mutex> hold(lock_);

@@ -264,6 +264,18 @@ class RingProducer {
   RecordFormat format_;
 };
 
+// Writes those of num_rows rows that are left after *num_written: write(number of rows left) as RingProducer::write.
+// Returns false if the ring is full.
+template <typename Write>
+bool write_rest(int64_t num_rows, int64_t* num_written, Write write) {
+  int64_t n = 0;
+  do {
+    n = write(num_rows - *num_written);
+    *num_written += std::max<int64_t>(n, 0);
+  } while (n >= 0 && *num_written < num_rows);
+  return n >= 0;
+}
+
 // The consumer's end.
 class RingConsumer {
  public:

@@ -1,14 +1,20 @@
-// numpy arrays, and checks of their shapes and values.
+// numpy arrays: checks of their shapes and values; messages, and other memory of the core, as arrays.
 #pragma once
 
 #include <pybind11/numpy.h>
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
+#include "buffer.h"
 #include "python/bindings.h"
+#include "wire/sections.h"
 
 namespace hetmpi {
 
@@ -40,6 +46,61 @@ inline void check_in(const int64_t* values, ssize_t n, int64_t limit, const char
     if (values[i] < least || values[i] >= limit)
       throw std::out_of_range(std::string(name) + " must lie in [" + std::to_string(least) + ", " +
                               std::to_string(limit) + "), got " + std::to_string(values[i]));
+}
+
+// Keeps Python's object until the core needs it no more, in whichever thread.
+template <typename Object>
+std::shared_ptr<Object> kept(Object object) {
+  const auto free = [](Object* of) {
+    py::gil_scoped_acquire acquire;
+    delete of;
+  };
+  return std::shared_ptr<Object>(new Object(std::move(object)), free);
+}
+
+inline Words words_in(Array<int64_t> message) {
+  check_shape(message, "message", {-1});
+  const int64_t* at = message.data();
+  const auto num = static_cast<int64_t>(message.shape(0));
+  return {at, num, kept(std::move(message))};
+}
+
+// Owns what keeps an array's memory.
+template <typename Owner>
+py::capsule owner_of(Owner owner) {
+  return py::capsule(new Owner(std::move(owner)), [](void* of) { delete static_cast<Owner*>(of); });
+}
+
+inline Array<int64_t> array_of(Words words) {
+  const int64_t *at = words.at, num = words.num;
+  return Array<int64_t>(num, at, owner_of(std::move(words)));
+}
+
+// The memory of an array, as numbers of the core.
+template <typename T>
+Buffer<T> buffer_of(Array<T> array) {
+  T* at = array.mutable_data();
+  const int64_t n = array.size();
+  return {std::shared_ptr<void>(kept(std::move(array)), at), n};
+}
+
+// The same as masks (n,) bool.
+inline Buffer<uint8_t> buffer_of(Array<bool> array) {
+  auto* at = reinterpret_cast<uint8_t*>(array.mutable_data());
+  const int64_t n = array.size();
+  return {std::shared_ptr<void>(kept(std::move(array)), at), n};
+}
+
+// The numbers of a buffer as an array of this shape; bytes are masks.
+template <typename T>
+auto array_of(const Buffer<T>& buffer, std::vector<ssize_t> shape) {
+  using Value = std::conditional_t<std::is_same_v<T, uint8_t>, bool, T>;
+  return Array<Value>(std::move(shape), reinterpret_cast<const Value*>(buffer.data()), owner_of(buffer.memory()));
+}
+
+template <typename T>
+auto array_of(const Buffer<T>& buffer) {
+  return array_of(buffer, {static_cast<ssize_t>(buffer.size())});
 }
 
 }  // namespace hetmpi

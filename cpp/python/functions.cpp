@@ -41,15 +41,7 @@ int64_t first_repeated(const Array<int64_t>& keys) {
   const int64_t* key = keys.data();
   KeyIndex& seen = distinct_keys;
   py::gil_scoped_release release;
-  // What unique() made last in this thread is distinct.
-  if (std::equal(key, key + n, seen.keys().begin(), seen.keys().end())) return -1;
-  seen.clear(n);
-  int64_t repeated = -1;
-  seen.number_each(key, n, [&repeated](int64_t i, int32_t number) {
-    if (number != i) repeated = i;
-    return number == i;
-  });
-  return repeated;
+  return seen.first_repeated(key, n);
 }
 
 bool all_finite(const Array<float>& values) {
@@ -80,7 +72,7 @@ void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, f
   for (ssize_t i = 0; i < n; ++i) init_row(out + i * dim, dim, key[i], seed, std);
 }
 
-void gather(const Array<float>& weight, const Array<int64_t>& rows, Array<float> out) {
+void gather_rows(const Array<float>& weight, const Array<int64_t>& rows, Array<float> out) {
   check_shape(weight, "weight", {-1, -1});
   check_shape(rows, "rows", {-1});
   const ssize_t n = rows.shape(0), num_rows = weight.shape(0), dim = weight.shape(1);
@@ -90,11 +82,7 @@ void gather(const Array<float>& weight, const Array<int64_t>& rows, Array<float>
   float* to = out.mutable_data();
   py::gil_scoped_release release;
   check_in(row, n, num_rows, "row numbers");
-  constexpr ssize_t kAhead = 16;  // rows prefetched
-  for (ssize_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) prefetch_read(from + row[i + kAhead] * dim, dim);
-    std::memcpy(to + i * dim, from + row[i] * dim, dim * sizeof(float));
-  }
+  gather(from, row, n, dim, to);
 }
 
 // values: its rows may lie apart.
@@ -139,26 +127,25 @@ void spread_add_rows(const Array<float>& values, const Array<int64_t>& offsets, 
 }  // namespace
 
 void bind_functions(py::module_& m) {
-  m.def("unique", &unique, py::arg("ids").noconvert(),
+  m.def("unique", &unique, as_is("ids"),
         "ids (N,) int64 -> keys (U,) int64 in order of first appearance, index (N,) int64 with ids == keys[index].");
-  m.def("first_repeated", &first_repeated, py::arg("keys").noconvert(),
+  m.def("first_repeated", &first_repeated, as_is("keys"),
         "Position of the first of keys (n,) int64 that stands before in keys too, -1 if all are distinct.");
-  m.def("all_finite", &all_finite, py::arg("values").noconvert(),
+  m.def("all_finite", &all_finite, as_is("values"),
         "Whether no number of values, a float32 array, is NaN or infinite.");
   m.attr("HUGE_PAGE_BYTES") = kHugePage;
-  m.def("aligned_view", &aligned_view, py::arg("memory").noconvert(), py::arg("populates"),
+  m.def("aligned_view", &aligned_view, as_is("memory"), "populates"_a,
         "Shared memory (n,) uint8 at addresses that huge pages need; populates: allocates it as such, where the kernel "
         "can, if it holds nothing yet (cpp/owner/huge_pages.h).");
-  m.def("init_rows", &init_rows, py::arg("weight").noconvert(), py::arg("keys").noconvert(), py::arg("seed"),
-        py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
-  m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
+  m.def("init_rows", &init_rows, as_is("weight"), as_is("keys"), "seed"_a, "std"_a,
+        "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
+  m.def("gather", &gather_rows, as_is("weight"), as_is("rows"), as_is("out"),
         "out[i] = weight[rows[i]]; float32 weight (m, dim) and out (n, dim), int64 rows (n,).");
   m.def(
-      "sum_by_row", &sum_rows, py::arg("values").noconvert(), py::arg("rows").noconvert(), py::arg("sums").noconvert(),
+      "sum_by_row", &sum_rows, as_is("values"), as_is("rows"), as_is("sums"),
       "sums[row] = sum of values[i] with rows[i] == row, i in order, 0 without any; float32 values (n, dim), given as "
       "(k, n / k * dim), and sums (m, dim), int64 rows (n,). Numbers of a row of `values` lie side by side.");
-  m.def("spread_add", &spread_add_rows, py::arg("values").noconvert(), py::arg("offsets").noconvert(),
-        py::arg("rows").noconvert(), py::arg("out").noconvert(),
+  m.def("spread_add", &spread_add_rows, as_is("values"), as_is("offsets"), as_is("rows"), as_is("out"),
         "out[rows[i]] += values[d] for offsets[d] <= i < offsets[d + 1], i in order; float32 values (n, dim) and out "
         "(m, dim), int64 offsets (n + 1,) and rows (e,).");
 }

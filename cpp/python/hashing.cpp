@@ -124,17 +124,16 @@ void observe(Array<uint8_t> registers, const Array<int64_t>& hashes) {
 }  // namespace
 
 void bind_hashing(py::module_& m) {
-  m.def("hash_texts", &hash_texts, py::arg("offsets").noconvert(), py::arg("data").noconvert(), py::arg("seed"),
-        py::arg("missing"),
+  m.def("hash_texts", &hash_texts, as_is("offsets"), as_is("data"), "seed"_a, "missing"_a,
         "Upper 63 bits of xxh3_64 of texts data[offsets[i] : offsets[i + 1]] (n,), without spaces around them and in "
         "canonical form (cpp/data/canonical_text.h); a text in `missing` counts as empty. offsets (n + 1,) int32, data "
         "(m,) uint8.");
-  m.def("hash_floats", &hash_floats<float>, py::arg("values").noconvert(), py::arg("seed"),
+  m.def("hash_floats", &hash_floats<float>, as_is("values"), "seed"_a,
         "As hash_texts of the canonical texts of values (n,) float32 or float64.");
-  m.def("hash_floats", &hash_floats<double>, py::arg("values").noconvert(), py::arg("seed"));
-  m.def("hash_integers", &hash_integers, py::arg("values").noconvert(), py::arg("seed"),
+  m.def("hash_floats", &hash_floats<double>, as_is("values"), "seed"_a);
+  m.def("hash_integers", &hash_integers, as_is("values"), "seed"_a,
         "As hash_texts of the decimal texts of values (n,) int64.");
-  m.def("observe", &observe, py::arg("registers").noconvert(), py::arg("hashes").noconvert(),
+  m.def("observe", &observe, as_is("registers"), as_is("hashes"),
         "Adds hashes (n,) int64, 0 <= hash < 2^63, to HyperLogLog registers (2^14,) uint8.");
 }
 

@@ -36,12 +36,13 @@ void bind_spans(py::module_& m) {
   py::class_<Spans>(m, "Spans",
                     "Time of one rank by part of a step (hetmpi/spans.py). Parts follow each other and are never "
                     "nested.")
-      .def(py::init<bool>(), py::arg("keeps_trace") = false)
-      .def("__call__", &span_of, py::arg("part"), py::keep_alive<0, 1>(), "A context whose time is added to `part`.")
-      .def("now", &Spans::now, py::arg("doing"),
-           "Sets the current activity outside the parts of a step, for the watchdog.")
+      .def(py::init<bool>(), "keeps_trace"_a = false)
+      .def("__call__", &span_of, "part"_a, py::keep_alive<0, 1>(), "A context whose time is added to `part`.")
+      .def("now", &Spans::now, "doing"_a, "Sets the current activity outside the parts of a step, for the watchdog.")
       .def_readwrite("step", &Spans::step, "Current step, from 0.")
-      .def_readwrite("on_enter", &Spans::on_enter, "Called before each part, if it is not None: of a simulation.")
+      .def_readwrite("on_pause", &Spans::on_pause,
+                     "on_pause(next): called before each part, with its name, and with an empty one where stores of "
+                     "other ranks could matter, if it is not None: of a simulation.")
       .def_property_readonly("doing", &Spans::doing, "Current part, or the argument of now().")
       .def_property_readonly("ticks", &Spans::ticks, "Number of changes of `doing`.")
       .def_property_readonly(

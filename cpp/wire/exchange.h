@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "buffer.h"
-#include "wire/round.h"
+#include "wire/request.h"
 #include "wire/sections.h"
 #include "wire/server.h"
 
@@ -62,8 +62,6 @@ class Waits {
   virtual ~Waits() = default;
   // Returns once look() is true.
   virtual void wait(const std::function<bool()>& look, const std::function<Awaited()>& what) = 0;
-  // Called where stores of other ranks could matter: a simulation lets them go on.
-  virtual void pause() {}
 };
 
 class Exchange;
@@ -71,7 +69,7 @@ class Exchange;
 // One table's part of the messages, on this rank.
 struct Channel {
   Exchange* exchange;
-  RoundServer* server;        // answers the requests of this rank's clients
+  TableServer* server;        // answers the requests of this rank's clients
   std::vector<Ranks> owners;  // on the node of each server
   RecordFormat format;        // of a push
   std::vector<int64_t> dims;  // of the arrays of a row in a reply
@@ -84,26 +82,20 @@ struct Channel {
   bool must_ask(const Route& route) const { return !is_one_node() && (!is_exact || is_collective || route.size() > 0); }
 };
 
-// Gradients that owners on other nodes apply before they answer.
-struct Push {
-  PushView view;
-  std::shared_ptr<const void> memory;  // that the view refers to
-};
-
 // What a table asks of the owners on other nodes, and their replies.
 class Request {
  public:
-  // route: the requested keys, at their positions in a batch of n. known: at s >= 1, (n) the clocks of this rank's
-  // copies of these keys, kNoLine without a usable one; versions: then (n), which gets the owners' clocks.
+  // route: the requested keys, at their positions in a batch of n. pushes: that owners apply before they answer. known:
+  // at s >= 1, (n) the clocks of this rank's copies of these keys, kNoLine without a usable one; versions: then (n),
+  // which gets the owners' clocks.
   Request(const Channel& channel, RequestHeader header, std::shared_ptr<const Route> route, std::vector<Push> pushes,
           Buffer<int32_t> known = {}, Buffer<int32_t> versions = {})
       : channel_(&channel),
         header_(header),
         route_(std::move(route)),
-        pushes_(std::move(pushes)),
         known_(std::move(known)),
         versions_(std::move(versions)),
-        core_(route_->view(), channel.is_exact ? nullptr : known_.data(), header, views(), channel.format,
+        core_(route_->view(), channel.is_exact ? nullptr : known_.data(), header, std::move(pushes), channel.format,
               channel.dims) {}
 
   const Channel& channel() const { return *channel_; }
@@ -130,12 +122,6 @@ class Request {
  private:
   friend class Exchange;
 
-  std::vector<PushView> views() const {
-    std::vector<PushView> found;
-    for (const Push& push : pushes_) found.push_back(push.view);
-    return found;
-  }
-
   const uint8_t* bytes_of(size_t server) const { return reinterpret_cast<const uint8_t*>(sections_.at(server).at); }
 
   int64_t num_words(size_t server) const { return core_.bytes(channel_->owners.at(server)) / kWord; }
@@ -144,10 +130,7 @@ class Request {
   }
 
   // Frees the memory of gradients that have left.
-  void forget_pushes() {
-    core_.forget_pushes();
-    pushes_.clear();
-  }
+  void forget_pushes() { core_.forget_pushes(); }
 
   // One more server's reply: this table's section of a message.
   void add_reply(Section section, Words message) {
@@ -170,9 +153,8 @@ class Request {
   const Channel* channel_;
   RequestHeader header_;
   std::shared_ptr<const Route> route_;
-  std::vector<Push> pushes_;
   Buffer<int32_t> known_, versions_;
-  RoundRequest core_;
+  RequestLayout core_;
   int64_t round_ = -1, num_bytes_ = 0;
   std::vector<Section> sections_;  // of each server's reply
   std::vector<Words> replies_;
@@ -341,7 +323,7 @@ class Exchange {
   }
 
   void set_tables() {
-    std::vector<RoundServer*> tables;
+    std::vector<TableServer*> tables;
     for (const Channel* channel : channels_) tables.push_back(channel ? channel->server : nullptr);
     server_->set_tables(std::move(tables));
   }

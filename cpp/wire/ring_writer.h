@@ -2,13 +2,12 @@
 // room.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "owner/ring.h"
-#include "wire/round.h"
+#include "wire/request.h"
 
 namespace hetmpi {
 
@@ -16,7 +15,7 @@ class RingWriter {
  public:
   // rings: to each rank, null where nothing is to be written. push: the gradients for all ranks; if it ends the step, a
   // ring without rows gets an empty record.
-  RingWriter(std::vector<RingProducer*> rings, PushView push) : rings_(std::move(rings)), push_(push) {
+  RingWriter(std::vector<RingProducer*> rings, Push push) : rings_(std::move(rings)), push_(std::move(push)) {
     for (size_t rank = 0; rank < rings_.size(); ++rank)
       if (rings_[rank] && (push_.ends_step || push_.route.num(rank) > 0)) left_.push_back({rank, 0});
   }
@@ -46,19 +45,16 @@ class RingWriter {
   // Writes records of a part until all of it is written, and returns true, or until its ring is full.
   bool write(Part& part) {
     const int64_t begin = push_.route.first[part.rank], num_rows = push_.route.num(part.rank);
-    int64_t written = 0;
-    do {
+    return write_rest(num_rows, &part.num_written, [&](int64_t num_left) {
       Message from = push_.columns;
       from.keys = push_.route.keys + begin + part.num_written;
       const int64_t* order = push_.route.order + begin + part.num_written;
-      written = rings_[part.rank]->write(push_.step, from, order, num_rows - part.num_written, push_.ends_step);
-      part.num_written += std::max<int64_t>(written, 0);
-    } while (written >= 0 && part.num_written < num_rows);
-    return written >= 0;
+      return rings_[part.rank]->write(push_.step, from, order, num_left, push_.ends_step);
+    });
   }
 
   std::vector<RingProducer*> rings_;
-  PushView push_;
+  Push push_;
   std::vector<Part> left_;
 };
 

@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "wire/round.h"
+#include "wire/request.h"
 #include "wire/sections.h"
 
 namespace hetmpi {
@@ -43,7 +43,7 @@ class Server {
 
   // The tables, in the order of their sections; null for one that has left, whose memory is not used after this call.
   // REQUIRES: no message is under way where tables are added.
-  void set_tables(std::vector<RoundServer*> tables) {
+  void set_tables(std::vector<TableServer*> tables) {
     std::lock_guard<std::mutex> hold(lock_);
     tables_ = std::move(tables);
   }
@@ -74,7 +74,7 @@ class Server {
     std::lock_guard<std::mutex> hold(lock_);
     if (tables_.empty()) return false;  // another rank has made its first table before this one
     bool was_busy = take_messages(), have_passed = true;
-    for (RoundServer* table : tables_) have_passed &= table == nullptr || table->apply();
+    for (TableServer* table : tables_) have_passed &= table == nullptr || table->apply();
     if (have_passed) pushes_.clear();
     waits_ = !have_passed;
     for (size_t i = 0; i < clients_.size(); ++i) {
@@ -130,7 +130,7 @@ class Server {
   };
 
   bool have_clocks() const {
-    return std::any_of(tables_.begin(), tables_.end(), [](const auto* table) { return table && table->has_clocks(); });
+    return std::any_of(tables_.begin(), tables_.end(), [](const auto* table) { return table && !table->is_exact(); });
   }
 
   bool take_messages() {
@@ -235,7 +235,7 @@ class Server {
   const int64_t own_;
   const bool in_rounds_;
   std::vector<Client> clients_;
-  std::vector<RoundServer*> tables_;
+  std::vector<TableServer*> tables_;
   std::deque<std::vector<int64_t>> expected_;  // of this rank's messages that not all clients' are taken of
   int64_t num_forgotten_ = 0;                  // of those before
   std::vector<Words> pushes_;                  // whose pushes may not all be applied or passed on yet

@@ -1,5 +1,5 @@
 // WindowThread: receives and answers for a Server (server.h) from a thread, which touches memory only: a client's
-// messages reach its line (line.h) by one-sided calls, and it fetches the replies in the same way.
+// messages reach its pipe (pipe.h) by one-sided calls, and it fetches the replies in the same way.
 //
 // Invariants: an error is kept and thrown by check(); nothing is received after it.
 #pragma once
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "wire/line.h"
+#include "wire/pipe.h"
 #include "wire/server.h"
 
 namespace hetmpi {
@@ -23,15 +23,15 @@ namespace hetmpi {
 class WindowThread {
  public:
   // Both ways of one client, in this rank's memory.
-  struct Lines {
-    LineHeader *requests, *replies;  // each before its ring
+  struct Pipes {
+    PipeHeader *requests, *replies;  // each before its ring
   };
 
   // clients: in the order of the server's, which must live as long. capacity: words of each ring.
-  WindowThread(Server* server, const std::vector<Lines>& clients, int64_t capacity) : server_(server) {
-    for (const Lines& client : clients) {
-      clients_.push_back({client.requests, client.replies, LineReader(ring_of(client.requests), capacity),
-                          LineWriter(ring_of(client.replies), capacity)});
+  WindowThread(Server* server, const std::vector<Pipes>& clients, int64_t capacity) : server_(server) {
+    for (const Pipes& client : clients) {
+      clients_.push_back({client.requests, client.replies, PipeReader(ring_of(client.requests), capacity),
+                          PipeWriter(ring_of(client.replies), capacity)});
     }
     if (!clients_.empty()) thread_ = std::thread([this] { run(); });
   }
@@ -58,14 +58,14 @@ class WindowThread {
   static constexpr Microseconds kShortest{20}, kWaiting{100}, kLongest{500};  // polling intervals
 
   struct Client {
-    LineHeader *requests_header, *replies_header;
-    LineReader requests;
-    LineWriter replies;
+    PipeHeader *requests_header, *replies_header;
+    PipeReader requests;
+    PipeWriter replies;
     Words reply{};  // not written yet from `num_written` on
     int64_t num_written = 0;
   };
 
-  static int64_t* ring_of(LineHeader* header) { return reinterpret_cast<int64_t*>(header + 1); }
+  static int64_t* ring_of(PipeHeader* header) { return reinterpret_cast<int64_t*>(header + 1); }
 
   void run() {
     Microseconds pause = kShortest;

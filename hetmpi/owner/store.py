@@ -276,18 +276,18 @@ def layouts_of(
     partition,
     rule: _C.RowOptimizer,
     dim: int,
-    is_synchronous: bool,
+    is_exact: bool,
     inbox_bytes: int = INBOX_BYTES,
     is_in_file: bool = False,
 ) -> tuple[_C.RecordFormat, list[Layout]]:
     """The form of a push, and the memory of each rank for a table's rows and for gradients in transit."""
     record, preview_dim = _C.RecordFormat(dim, False), 0
-    if not is_synchronous:
+    if not is_exact:
         record, preview_dim = _C.push_format(rule), rule.preview_dim
     inbox_bytes, layouts = inbox_bytes if world.size > 1 else 0, []
     for node in world.nodes:
         origins = range(world.size)
-        if not is_synchronous:  # the ranks of the node; as servers they also write what other nodes push
+        if not is_exact:  # the ranks of the node; as servers they also write what other nodes push
             origins = [*node, *(world.size + rank for rank in node if not world.is_one_node)]
         inbox = tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
         form = dim, rule.state_dim, preview_dim, *inbox, is_in_file

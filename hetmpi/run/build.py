@@ -352,7 +352,7 @@ def layout_of(
     """A table's partition, and this rank's memory."""
     rule = optimizer_of(config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
     partition = make_partition(partition_of(config, spec), spec.num_rows, world.size)
-    is_exact = staleness_of(config).is_synchronous
+    is_exact = staleness_of(config).is_exact
     _, layouts = layouts_of(world, partition, rule, spec.dim, is_exact, is_in_file=is_in_file)
     return partition, layouts[world.rank]
 
@@ -413,7 +413,7 @@ def most_ahead(config: DictConfig, world: World, per_pull: int) -> int:
     pull."""
     if config.table.look_ahead is False:
         return 0
-    if not staleness_of(config).is_synchronous:
+    if not staleness_of(config).is_exact:
         return per_pull
     return ahead_at_0(config.table.store == "file", not world.is_one_node)
 

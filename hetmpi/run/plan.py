@@ -152,7 +152,7 @@ class Plan:
         if spec.open is not None:  # in a directory, and among the ids that this rank knows
             found.rows += round(ID_BYTES * spec.num_rows * (1 + 1 / world.size))
         found.mailboxes += mine.nbytes - before_rings
-        if not world.is_one_node and not staleness.is_synchronous:
+        if not world.is_one_node and not staleness.is_exact:
             num_keys = min(per_pull * most_keys, spec.num_rows)
             found.rounds += 4 * ROUND_COPIES * num_keys * (spec.dim + rule.preview_dim)
         cache = cache_of(self.config, f"table {name}", spec.cache)
@@ -180,7 +180,7 @@ class Plan:
         """Memory of a rank for what owners keep of pushes: in a trial in which `num_kept` rows had a history, and the
         most."""
         config, world, kept, most = self.config, self.world, 0, 0
-        if staleness_of(config).is_synchronous:
+        if staleness_of(config).is_exact:
             return 0, 0
         most_keys = build.most_keys_of(config, self.task, self.specs)
         for name, spec in self.specs.items():

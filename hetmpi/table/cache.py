@@ -53,7 +53,7 @@ class CacheSettings:
 
     def check_at(self, staleness: Staleness):
         """Raises UserError for lines at staleness 0."""
-        if staleness.is_synchronous and (self.capacity_rows or self.capacity_fraction):
+        if staleness.is_exact and (self.capacity_rows or self.capacity_fraction):
             size = "capacity_fraction" if self.capacity_rows is None else "capacity_rows"
             raise UserError(
                 f"table.cache.{size} must be 0 at table.staleness=0, where every step changes the rows that it reads, "

@@ -200,10 +200,10 @@ class GpuCache(_C.Lines):
     def due_all(self):
         self._lines.take_all(self._gpu.stream)
 
-    def take(self) -> tuple[np.ndarray, ...]:
-        keys, clocks, counts, steps, sums = self._lines.take_pushes(self._gpu.stream)
-        check_finite(keys, sums)
-        return keys, clocks, counts, steps, sums
+    def take(self) -> _C.ReleasedSums:
+        released = self._lines.take(self._gpu.stream)
+        check_finite(released.keys, released.sums)
+        return released
 
     def num_released(self) -> int:
         return self._lines.num_pushes

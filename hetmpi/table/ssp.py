@@ -47,6 +47,9 @@ class SspClient(_C.BoundedClient):
     def settle(clients: Clients):
         """Other ranks do not depend on a write."""
 
+    def check_write(self):
+        """A batch may be written any number of times."""
+
     @property
     def num_histories(self) -> int:
         return self.owner.num_histories

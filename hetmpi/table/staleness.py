@@ -50,7 +50,7 @@ class Staleness:
         return self if world_size > 1 else replace(self, drift=0.0)
 
     @property
-    def is_synchronous(self) -> bool:
+    def is_exact(self) -> bool:
         return self.bound == 0
 
     @property

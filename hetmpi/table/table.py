@@ -81,7 +81,7 @@ class EmbeddingTable:
         self._recent = _C.RecentKeys(MOST_KNOWN)  # keys checked, see remember()
         rule = optimizer.core(dim)
         record, layouts = layouts_of(
-            world, self.partition, rule, dim, staleness.is_synchronous, inbox_bytes, store is not None
+            world, self.partition, rule, dim, staleness.is_exact, inbox_bytes, store is not None
         )
         self.shard: Shard | None = None
         self.client: Client | None = None
@@ -103,7 +103,7 @@ class EmbeddingTable:
         keys_of = partial(self.partition.keys_of, world.rank)
         self.shard.initialise(rule, keys_of, num_used_here(self), seed, init_std, torch.get_num_threads())
         self.cache: _C.Lines = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
-        if not self.staleness.is_synchronous:
+        if not self.staleness.is_exact:
             self.cache.set_drift(self.staleness.drift, world.size - 1)
         self.device = self.cache.device if self.cache.computes_beside else torch.device("cpu")
         admitted = cache.admitted(world, self.device) & (self.cache.capacity_rows > 0)
@@ -114,7 +114,7 @@ class EmbeddingTable:
             world, memory, self.partition, self.num_rows, self.optimizer, rule, record, self.staleness, self.cache,
             self._space, self._counts, self.spans, batches_per_pull=per_pull,
         )  # fmt: skip
-        self.client = (BspClient if self.staleness.is_synchronous else SspClient)(self._context, exchange)
+        self.client = (BspClient if self.staleness.is_exact else SspClient)(self._context, exchange)
 
     def read(self, keys: torch.Tensor) -> torch.Tensor:
         """keys (U,) int64 on the CPU, unique -> rows (U, dim) float32 on `device`: at s = 0 the owners' values after
@@ -228,7 +228,7 @@ class EmbeddingTable:
     def num_ahead(self) -> int:
         """Number of batches to announce ahead of their reads: those that one pull serves; at s = 0 as of ahead_at_0(),
         of other nodes none where a trial says that this would not pay."""
-        if self.staleness.is_synchronous:
+        if self.staleness.is_exact:
             return ahead_at_0(self.memory.reads_ahead, self.client.pays_ahead)
         return self._context.batches_per_pull
 

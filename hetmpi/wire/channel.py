@@ -1,7 +1,7 @@
 """Channel: the requests of one table to owners on other nodes, and their replies, on any wire (cpp/wire/exchange.h).
 
-The server decides, by the clocks of the owners, when it replies and which rows a reply has (cpp/wire/round.h). At s >=
-1 it replies once it has applied the pushes in front of the request, with the clocks of all keys and the rows that
+The server decides, by the clocks of the owners, when it replies and which rows a reply has (cpp/wire/request.h). At
+s >= 1 it replies once it has applied the pushes in front of the request, with the clocks of all keys and the rows that
 must_send() names. At s = 0 it replies once all owners of its node have applied the step that the request names, as they
 note in shared memory, with all rows.
 
@@ -36,7 +36,7 @@ class Channel(_C.Channel):
         self.width, is_exact = node.dims[0], bool(exact)
         self.exchange = Exchange(self.world, make_wire)
         is_collective = not self.exchange.wire.has_thread and not self.world.is_one_node
-        server = _C.RoundServer(node, self._rings_of_server(is_exact), record, exact)
+        server = _C.TableServer(node, self._rings_of_server(is_exact), record, exact)
         super().__init__(server, self.exchange.rails.owners, record, node.dims, is_exact, is_collective)
         self.exchange.join(self)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from hetmpi import _C
 from hetmpi.wire.rails import Rails
-from hetmpi.wire.wire import Lines, Wire
+from hetmpi.wire.wire import Pipes, Wire
 from hetmpi.world.world import World
 
-MakeWire = Callable[[Lines], Wire]
+MakeWire = Callable[[Pipes], Wire]
 
 
 class Exchange(_C.Exchange):
@@ -28,7 +28,7 @@ class Exchange(_C.Exchange):
         self.world, self.rails, self.channels = world, Rails(world), []
         self.server = _C.Server(self.rails.clients, world.rank, not make_wire.has_thread)
         tags = (_C.REQUEST_TAG, _C.POST_TAG), (_C.REPLY_TAG,)
-        self.wire = make_wire(Lines(world, self.rails, *tags, self.server.length_of, self.server))
+        self.wire = make_wire(Pipes(world, self.rails, *tags, self.server.length_of, self.server))
         received = [] if self.wire.has_thread else self.rails.clients
         super().__init__(world, self.wire, self.server, self.rails.servers, received)
         if not world.is_one_node:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hetmpi.wire.wire import Lines
+from hetmpi.wire.wire import Pipes
 from hetmpi.world.mpi import MPI
 
 SECOND = 16  # added to the tag of a first piece
@@ -23,13 +23,13 @@ class Messages:
 
     has_thread = False
 
-    def __init__(self, lines: Lines):
+    def __init__(self, pipes: Pipes):
         # A communicator of their own separates these messages from others.
-        self._comm = None if lines.world.is_one_node else lines.world.comm.Dup()
-        self._length_of = lines.length_of
+        self._comm = None if pipes.world.is_one_node else pipes.world.comm.Dup()
+        self._length_of = pipes.length_of
         # By tag and partner: words of the next first piece, as both sides know them.
-        self._to_send = {(tag, partner): 0 for partner, tag in lines.outgoing}
-        self._to_receive = {(tag, partner): 0 for partner, tag in lines.incoming}
+        self._to_send = {(tag, partner): 0 for partner, tag in pipes.outgoing}
+        self._to_receive = {(tag, partner): 0 for partner, tag in pipes.incoming}
         self._sent: list[tuple[MPI.Request, np.ndarray]] = []  # with the memory that MPI uses until completion
         self._posted: dict[tuple[int, int], tuple[MPI.Request, np.ndarray]] = {}  # receives of first pieces
         self._firsts: dict[tuple[int, int], np.ndarray] = {}  # first pieces, whose second ones are under way
@@ -44,23 +44,23 @@ class Messages:
 
     def expect(self, tag: int, partners: Sequence[int]):
         for partner in partners:
-            line = tag, partner
-            if line not in self._posted and line not in self._firsts:
-                memory = np.empty(self._to_receive[line], np.int64)
-                self._posted[line] = self._comm.Irecv([memory, MPI.INT64_T], partner, tag), memory
+            pipe = tag, partner
+            if pipe not in self._posted and pipe not in self._firsts:
+                memory = np.empty(self._to_receive[pipe], np.int64)
+                self._posted[pipe] = self._comm.Irecv([memory, MPI.INT64_T], partner, tag), memory
 
     def arrived(self, tag: int, partners: Sequence[int]) -> dict[int, np.ndarray]:
         self.expect(tag, partners)
         found, status = {}, MPI.Status()
         for partner in partners:
-            line = tag, partner
-            if line in self._posted:
-                request, memory = self._posted[line]
+            pipe = tag, partner
+            if pipe in self._posted:
+                request, memory = self._posted[pipe]
                 if not request.Test(status):
                     continue
-                del self._posted[line]
-                self._firsts[line] = memory[: status.Get_count(MPI.INT64_T)]
-            message = self._firsts[line]
+                del self._posted[pipe]
+                self._firsts[pipe] = memory[: status.Get_count(MPI.INT64_T)]
+            message = self._firsts[pipe]
             if self._length_of(message) != len(message):
                 matched = self._comm.Improbe(partner, tag + SECOND, status)
                 if matched is None:
@@ -68,8 +68,8 @@ class Messages:
                 second = np.empty(status.Get_count(MPI.INT64_T), np.int64)
                 matched.Recv([second, MPI.INT64_T])
                 message = np.concatenate([message, second])
-            del self._firsts[line]
-            self._to_receive[line] = len(message) * QUARTERS // 4
+            del self._firsts[pipe]
+            self._to_receive[pipe] = len(message) * QUARTERS // 4
             found[partner] = message
         return found
 

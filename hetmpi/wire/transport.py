@@ -85,12 +85,14 @@ def trial_ms(world: World, transports: Iterable[Channel], partition: _C.Partitio
     """Time in which each transport fetches those of TRIAL_KEYS random rows that are on other nodes, in ms: median over
     trials, maximum over ranks, equal on all ranks. Collective."""
     comm, transports = world.comm, list(transports)
-    route = partition.route(np.random.default_rng(world.rank).integers(0, num_rows, TRIAL_KEYS))
-    route = route.where(route.held_by(world.is_remote))
+    keys = np.random.default_rng(world.rank).integers(0, num_rows, TRIAL_KEYS)
+    owners, _ = partition.locate(keys)
+    keys = keys[world.is_remote[owners]]
+    route = partition.route(keys)
     times = np.empty((TRIALS, len(transports)))
     for i in range(TRIALS):
         for j, transport in enumerate(transports):
-            rows = np.empty((TRIAL_KEYS, transport.width), np.float32)
+            rows = np.empty((len(keys), transport.width), np.float32)
             comm.Barrier()
             began = time.perf_counter()
             transport.fetch(route, rows)

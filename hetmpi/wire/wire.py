@@ -19,11 +19,11 @@ from hetmpi.world.world import World
 
 
 @dataclass
-class Lines:
-    """The lines that a wire has to each partner: a line carries messages one way, in order.
+class Pipes:
+    """The pipes that a wire has to each partner: a pipe carries messages one way, in order.
 
-    to_servers, to_clients  tags of the lines from this rank to each of its servers, and to each of its clients; all
-                            ranks have lines with these tags, so those to this rank come from its clients and servers
+    to_servers, to_clients  tags of the pipes from this rank to each of its servers, and to each of its clients; all
+                            ranks have pipes with these tags, so those to this rank come from its clients and servers
     length_of(begin)        words of the message that begins with these words (n,) int64; None if they are too few to
                             tell
     server                  answers what clients send, of a wire with a thread that calls it"""
@@ -37,17 +37,17 @@ class Lines:
 
     @property
     def outgoing(self) -> list[tuple[int, int]]:
-        """(partner, tag) of each line from this rank."""
+        """(partner, tag) of each pipe from this rank."""
         return [*product(self.rails.servers, self.to_servers), *product(self.rails.clients, self.to_clients)]
 
     @property
     def incoming(self) -> list[tuple[int, int]]:
-        """(partner, tag) of each line to this rank."""
+        """(partner, tag) of each pipe to this rank."""
         return [*product(self.rails.clients, self.to_servers), *product(self.rails.servers, self.to_clients)]
 
 
 class Wire(Protocol):
-    """See above. The constructor takes Lines, and is collective.
+    """See above. The constructor takes Pipes, and is collective.
 
     has_thread  whether a thread of the wire receives what clients send and runs the server, so that this rank does not;
                 False for a wire of your own

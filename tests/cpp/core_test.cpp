@@ -44,8 +44,8 @@
 #include "owner/route.h"
 #include "owner/step_reducer.h"
 #include "wire/exchange.h"
+#include "wire/request.h"
 #include "wire/ring_writer.h"
-#include "wire/round.h"
 #include "wire/server.h"
 
 namespace hetmpi {
@@ -147,7 +147,7 @@ struct Push {
   }
 };
 
-std::vector<Push> listed(const Pushes& pushes, int64_t sum_dim) {
+std::vector<Push> listed(const ReleasedSums& pushes, int64_t sum_dim) {
   std::vector<Push> list;
   for (size_t i = 0; i < pushes.keys.size(); ++i) {
     const float* sums = pushes.sums.data() + i * sum_dim;
@@ -436,7 +436,7 @@ class CacheTrial {
   void insert() {
     for (int64_t i = 0; i < n_; ++i) chosen_[i] = !once_in(random_, 6);
     const Ints before = slots_;
-    Pushes out;
+    ReleasedSums out;
     const int64_t num_evicted = cache_.insert_and_evict(keys_.data(), chosen_.data(), weights_.data(), states_.data(),
                                                         clocks_.data(), n_, slots_.data(), &out);
     std::vector<Push> expected;
@@ -469,7 +469,7 @@ class CacheTrial {
     model_.set_step(lr, step_);
     const Floats grads = integers(random_, n_ * kDim, -3, 3);
     cache_.update(slots_.data(), grads.data(), n_, anticipate_);
-    Pushes out;
+    ReleasedSums out;
     cache_.push_directly(keys_.data(), slots_.data(), clocks_.data(), grads.data(), n_, &out);
     std::vector<Push> expected;
     for (int64_t i = 0; i < n_; ++i) {
@@ -487,7 +487,7 @@ class CacheTrial {
   }
 
   void take_due() {
-    Pushes out;
+    ReleasedSums out;
     cache_.take_pending(slots_.data(), n_, staleness_, &out);
     std::vector<Push> expected;
     for (const int64_t slot : slots_)
@@ -496,7 +496,7 @@ class CacheTrial {
   }
 
   void take_all() {
-    Pushes out;
+    ReleasedSums out;
     cache_.take_pending(&out);
     std::vector<Push> expected;
     for (int64_t slot = 0; slot < model_.num_slots(); ++slot) expect(model_.take(slot), &expected);
@@ -507,7 +507,7 @@ class CacheTrial {
     if (push) expected->push_back(std::move(*push));
   }
 
-  void compare(const Pushes& out, const std::vector<Push>& expected) {
+  void compare(const ReleasedSums& out, const std::vector<Push>& expected) {
     const std::vector<Push> pushes = listed(out, cache_.sum_dim());
     CHECK(pushes == expected);
     CHECK(cache_.num_pending() == model_.num_pending());
@@ -612,10 +612,10 @@ void cache_uses_the_room_of_sums_handed_out_again(uint64_t) {
   int64_t slot = -1;
   cache.look_up(&key, 1, &slot);
   cache.use(&slot, 1, 1);
-  Pushes evicted;
+  ReleasedSums evicted;
   cache.insert_and_evict(&key, &chosen, row.data(), nullptr, &clock, 1, &slot, &evicted);
   for (int32_t i = 1; i <= 2000; ++i) {
-    Pushes out;
+    ReleasedSums out;
     cache.update(&slot, row.data(), 1, 1);
     cache.take_pending(&out);
     CHECK(out.clocks == Clocks{i} && out.counts == Clocks{1});
@@ -631,7 +631,7 @@ void clocks_are_told_of_lines_that_are_young(uint64_t) {
   const Floats rows(2 * kDim), grad(kDim, 1);
   const Clocks clocks{10, 20};
   const std::vector<uint8_t> all(2, 1);
-  Pushes out;
+  ReleasedSums out;
   cache.use(slots.data(), 0, 0);
   cache.insert_and_evict(keys.data(), all.data(), rows.data(), nullptr, clocks.data(), 2, slots.data(), &out);
   for (int i = 0; i < 2; ++i) cache.update(&slots[0], grad.data(), 1, 1);  // one line is 2 updates old, the other 0
@@ -1231,7 +1231,7 @@ void check_an_error(int64_t wrong_origin, int64_t wrong_row, Random& random) {
     CHECK(owner.rows.row_is(0, -1) && owner.rows.row_is(1, 0) && owner.rows.row_is(2, 0));
   });
   const auto began = std::chrono::steady_clock::now();
-  owner.applier.reset();
+  owner.thread.remove(owner.applier.get());
   CHECK(std::chrono::steady_clock::now() - began < Seconds(5));
 }
 
@@ -1475,15 +1475,15 @@ struct Client {
     for (int32_t& clock : known) clock = pick(random, 2) ? kNoLine : static_cast<int32_t>(pick(random, 10000));
   }
 
-  RoundRequest request(int64_t bound) const {
-    const PushView push{0,
-                        {order.data(), keys.data(), first.data()},
-                        {nullptr, clocks.data(), counts.data(), nullptr, values.data()},
-                        false};
+  RequestLayout request(int64_t bound) const {
+    const hetmpi::Push push{0,
+                            {order.data(), keys.data(), first.data()},
+                            {nullptr, clocks.data(), counts.data(), nullptr, values.data()},
+                            false};
     return {{places.data(), pulled.data(), pulled_first.data()}, known.data(), {1, bound, 0}, {push}, kSums, {kDim}};
   }
 
-  void check(const RoundRequest& request, const std::vector<int64_t>& reply, int64_t bound,
+  void check(const RequestLayout& request, const std::vector<int64_t>& reply, int64_t bound,
              std::array<const OwnedRows*, 2> owners) const {
     const auto* bytes = reinterpret_cast<const uint8_t*>(reply.data());
     const int64_t size = static_cast<int64_t>(reply.size()) * kWord;
@@ -1508,7 +1508,7 @@ struct Client {
 
 NodeShard shard_of(const OwnedRows& rows) { return {rows.clock.data(), {rows.weight.data()}, rows.directory.get()}; }
 
-std::vector<int64_t> written(const RoundRequest& request) {
+std::vector<int64_t> written(const RequestLayout& request) {
   std::vector<int64_t> message(request.bytes({0, 1}) / kWord);
   request.write({0, 1}, reinterpret_cast<uint8_t*>(message.data()));
   return message;
@@ -1520,7 +1520,7 @@ void a_server_applies_passes_on_and_replies(uint64_t seed) {
   const int64_t num_rows = own.rows.num_rows;
   RingProducer ring = other.rings.producer(0);
   const NodeRows node({shard_of(own.rows), shard_of(other.rows)}, {0, 1}, 0, {kDim}, own.applier.get());
-  RoundServer server(&node, std::vector<RoundServer::Rings>(3, {nullptr, &ring}), kSums);
+  TableServer server(&node, std::vector<TableServer::Rings>(3, {nullptr, &ring}), kSums);
   Tally of_own(num_rows), of_other(num_rows);
   for (int round = 0; round < 200; ++round) {
     const int64_t bound = pick_in(random, 0, 5000);
@@ -1558,7 +1558,7 @@ void a_server_refuses_requests_that_are_too_short_or_name_keys_of_others(uint64_
     return NodeRows({shard(own.rows), shard(other.rows)}, {0, 1}, 0, {kDim}, own.applier.get());
   };
   const NodeRows node = node_of(*own.rows.directory), node_of_others = node_of(of_others);
-  const auto server_of = [&](const NodeRows& of) { return RoundServer(&of, {{nullptr, &ring}}, kSums); };
+  const auto server_of = [&](const NodeRows& of) { return TableServer(&of, {{nullptr, &ring}}, kSums); };
   for (int i = 0; i < 50; ++i) {
     Client client(random, {&of_own, &of_other}, own.rows.num_rows);
     const std::vector<int64_t> message = written(client.request(0));
@@ -1611,15 +1611,15 @@ void a_server_refuses_records_that_are_not_whole(uint64_t seed) {
   Owner own(1, 0, {});
   const int64_t num_rows = own.rows.num_rows;
   const NodeRows node({shard_of(own.rows)}, {0}, 0, {kDim}, own.applier.get());
-  RoundServer server(&node, {{nullptr}}, kSums);
+  TableServer server(&node, {{nullptr}}, kSums);
   const Batch batch = Tally(num_rows).draw(random, 5, 0, num_rows);
   const std::vector<int64_t> first{0, batch.size()}, none{0, 0};
-  const PushView push{0,
-                      {batch.order.data(), batch.keys.data(), first.data()},
-                      {nullptr, batch.clocks.data(), batch.counts.data(), nullptr, batch.values.data()},
-                      false};
+  const hetmpi::Push push{0,
+                          {batch.order.data(), batch.keys.data(), first.data()},
+                          {nullptr, batch.clocks.data(), batch.counts.data(), nullptr, batch.values.data()},
+                          false};
   const int32_t known = kNoLine;
-  const RoundRequest request({nullptr, nullptr, none.data()}, &known, {1, 0, 0}, {push}, kSums, {kDim});
+  const RequestLayout request({nullptr, nullptr, none.data()}, &known, {1, 0, 0}, {push}, kSums, {kDim});
   std::vector<int64_t> whole(request.bytes({0}) / kWord);
   request.write({0}, reinterpret_cast<uint8_t*>(whole.data()));
   const auto take = [&](const std::vector<int64_t>& message) {
@@ -1653,7 +1653,7 @@ void a_reply_without_clocks_has_all_rows_after_its_step(uint64_t seed) {
   Rings rings[2]{Rings(1, 4096, kSums), Rings(1, 4096, kSums)};
   RingProducer producers[2]{rings[0].producer(0), rings[1].producer(0)};
   const NodeRows node({shard_of(rows[0]), shard_of(rows[1])}, {0, 1}, 0, {kDim}, nullptr);
-  RoundServer server{&node, {{&producers[0], &producers[1]}}, kSums, {&applied[0], &applied[1]}};
+  TableServer server{&node, {{&producers[0], &producers[1]}}, kSums, {&applied[0], &applied[1]}};
   const Batch nothing(random, 0, kDim);
   const Ints none{0, 0, 0};
   for (int64_t step = 0; step < 50; ++step) {
@@ -1664,8 +1664,8 @@ void a_reply_without_clocks_has_all_rows_after_its_step(uint64_t seed) {
       first.push_back(static_cast<int64_t>(keys.size()));
     }
     const Ints places = permutation(random, static_cast<int64_t>(keys.size()));
-    const PushView push{step, {nothing.order.data(), nothing.keys.data(), none.data()}, nothing.from(0), true};
-    const RoundRequest request{
+    const hetmpi::Push push{step, {nothing.order.data(), nothing.keys.data(), none.data()}, nothing.from(0), true};
+    const RequestLayout request{
         {places.data(), keys.data(), first.data()}, nullptr, {1, 0, step + 1}, {push}, kSums, {kDim}};
     const std::vector<int64_t> message = written(request);
     CHECK(server.take(0, reinterpret_cast<const uint8_t*>(message.data()), message.size() * kWord) == 1);
@@ -1703,7 +1703,7 @@ Words message_of(const std::vector<int64_t>& section) {
 struct ServerTrial {
   Owner own{1, 0, {}};
   NodeRows node{{shard_of(own.rows)}, {0}, 0, {kDim}, own.applier.get()};
-  RoundServer table{&node, std::vector<RoundServer::Rings>(3, {nullptr}), kSums};
+  TableServer table{&node, std::vector<TableServer::Rings>(3, {nullptr}), kSums};
   Server server;
   std::vector<std::vector<int64_t>> replies[3];  // to each client
 
@@ -1724,8 +1724,8 @@ std::vector<int64_t> request_to_one(Random& random, int64_t num_rows, int64_t re
   const Clocks counts(num, 1), clocks(num, 0), known(num, kNoLine);
   const Ints first{0, num};
   const RouteView route{batch.order.data(), batch.keys.data(), first.data()};
-  const PushView push{0, route, {nullptr, clocks.data(), counts.data(), nullptr, batch.values.data()}, false};
-  const RoundRequest request(route, known.data(), {reason, kUnbounded, 0}, {push}, kSums, {kDim});
+  const hetmpi::Push push{0, route, {nullptr, clocks.data(), counts.data(), nullptr, batch.values.data()}, false};
+  const RequestLayout request(route, known.data(), {reason, kUnbounded, 0}, {push}, kSums, {kDim});
   std::vector<int64_t> message(request.bytes({0}) / kWord);
   request.write({0}, reinterpret_cast<uint8_t*>(message.data()));
   return message;
@@ -1876,7 +1876,7 @@ struct ExchangeTrial {
     memory->route = std::make_shared<const Route>(all_there, &key, 1);
     memory->values.assign(kDim, value);
     const Message columns{nullptr, memory->clocks.data(), memory->counts.data(), nullptr, memory->values.data()};
-    const std::vector<hetmpi::Push> pushes{hetmpi::Push{PushView{0, memory->route->view(), columns, false}, memory}};
+    const std::vector<hetmpi::Push> pushes{hetmpi::Push{0, memory->route->view(), columns, false, memory}};
     const auto known = Buffer<int32_t>::of(1);
     known[0] = kNoLine;
     const Buffer<int32_t> versions(std::shared_ptr<void>(memory, memory->clocks.data()), 1);
@@ -1886,7 +1886,7 @@ struct ExchangeTrial {
   int64_t other;
   Owner own{1, 0, {}};
   NodeRows node{{shard_of(own.rows)}, {0}, 0, {kDim}, own.applier.get()};
-  RoundServer table{&node, {{nullptr}}, kSums};
+  TableServer table{&node, {{nullptr}}, kSums};
   Server server;
   SlowWire wire;
   PollingWaits waits;
@@ -2056,7 +2056,7 @@ struct TableTrial {
   PushApplier applier;
   NodeRows node;
   RingProducer of_other;
-  RoundServer table;
+  TableServer table;
   Server server;
   DirectWire wire;
   PollingWaits waits;

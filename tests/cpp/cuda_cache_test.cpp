@@ -276,16 +276,16 @@ class Both {
 
   void take_pushes() {
     CHECK(on_gpu_.num_pushes() == static_cast<int64_t>(pushes_.keys.size()));
-    Pushes found = on_gpu_.take_pushes(nullptr);
+    ReleasedSums found = on_gpu_.take_pushes(nullptr);
     CHECK(same_bits(found.keys, pushes_.keys) && same_bits(found.clocks, pushes_.clocks));
     CHECK(same_bits(found.counts, pushes_.counts) && same_bits(found.steps, pushes_.steps));
-    for (Pushes* pushes : {&found, &pushes_}) clear_undefined(pushes);
+    for (ReleasedSums* pushes : {&found, &pushes_}) clear_undefined(pushes);
     CHECK(same_bits(found.sums, pushes_.sums));
-    pushes_ = Pushes();
+    pushes_ = ReleasedSums();
   }
 
   // The squares of single gradients.
-  void clear_undefined(Pushes* pushes) const {
+  void clear_undefined(ReleasedSums* pushes) const {
     for (size_t i = 0; i < pushes->counts.size(); ++i)
       if (pushes->counts[i] == 1) std::fill_n(pushes->sums.data() + i * sum_dim() + dim_, sum_dim() - dim_, 0.0f);
   }
@@ -304,7 +304,7 @@ class Both {
   Ints keys_, slots_;
   Clocks clocks_;
   Bytes is_stale_;
-  Pushes pushes_;
+  ReleasedSums pushes_;
   LagHistogram lags_;
   int64_t num_stale_ = 0, num_evicted_ = 0;
 };

@@ -122,11 +122,11 @@ def test_python_calls_it_with_tensors_and_a_stream():
     cache.gather(slots, out, stream)
     assert torch.equal(out, rows - 1)
     cache.take_all(stream)
-    sent, clock, count, steps, sums = cache.take_pushes(stream)
+    sent = cache.take(stream)
     assert (
-        sorted(sent.tolist()) == list(range(10))
-        and set(clock) == set(count) == set(steps.flat) == {1}
-        and np.array_equal(sums, np.ones((10, 8)))
+        sorted(sent.keys.tolist()) == list(range(10))
+        and set(sent.clocks) == set(sent.counts) == set(sent.steps.flat) == {1}
+        and np.array_equal(sent.sums, np.ones((10, 8)))
     )
     with pytest.raises(
         ValueError, match=r"out must be contiguous, of type <f4 and shape \(10,8,\), got <f4 and \(10,4,\)"

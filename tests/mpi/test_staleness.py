@@ -143,7 +143,7 @@ def step_apart(world, table, keys, grads, later):
     if later is not None:
         table.prefetch(later)
         world.comm.Barrier()
-    if table.staleness.is_synchronous:
+    if table.staleness.is_exact:
         table.write(keys, grads)
     else:
         write_apart(world, table, keys, grads)
@@ -157,13 +157,13 @@ def write_apart(world, table, keys, grads):
     if grads is None:
         return world.comm.Barrier()
 
-    def meet():
-        if table.spans.doing == "validate":  # nothing is pushed yet
+    def meet(next_part):
+        if table.spans.doing == "validate" and next_part:  # nothing is pushed yet
             world.comm.Barrier()
 
-    table.spans.on_enter = meet
+    table.spans.on_pause = meet
     table.write(keys, grads)
-    table.spans.on_enter = None
+    table.spans.on_pause = None
 
 
 def check_step(table, rank, rows, expected):
@@ -694,12 +694,12 @@ def owner_of(core, weight, state, mean_square=None):
     applied = np.zeros(8, np.int64)
     shard = _C.ShardArrays(weight, state, mean_square, clocks, applied, rings, directory, None, touched)
     owner = Owner(shard, core)
-    owner.record, owner.dim = _C.push_format(core), weight.shape[1]
+    owner.dim = weight.shape[1]
     return owner
 
 
 class Owner(_C.PushApplier):
-    """Knows the format of its records, and the numbers of a row."""
+    """Knows the numbers of a row."""
 
 
 def push(owner, core, sums, count, last_step):
@@ -712,7 +712,8 @@ def push(owner, core, sums, count, last_step):
 
 def apply(owner, rows, sums, clocks, counts, steps):
     """Applies sums (n, sum_dim) of rows (n,)."""
-    squares = sums[owner.record.has_squares(counts), owner.dim :]
+    has_squares = (counts > 1) & (sums.shape[1] > owner.dim)  # sums of several gradients alone
+    squares = sums[has_squares, owner.dim :]
     owner.apply_record(rows, clocks, counts, steps, sums[:, : owner.dim].copy(), squares.copy())
 
 
@@ -747,18 +748,6 @@ def test_assigned_states_have_their_mean_squares(placed, rule):
     assert np.allclose(shard.mean_square[rows, 0], second_moments(rule, states[rows]).mean(1))
     assert (shard.mean_square[1::3] == 2).all()
     table.close()
-
-
-@pytest.mark.parametrize("rule", sorted(RULES))
-def test_records_have_squares_of_sums_of_several_gradients_alone(rule):
-    core, num = row_optimizer(rule).core(3), 12
-    owner = owner_of(core, np.ones((num, 3), np.float32), np.zeros((num, core.state_dim), np.float32))
-    counts, sums = np.arange(num, dtype=np.int32) % 4 + 1, np.ones((num, 3), np.float32)
-    assert owner.record.has_squares(counts).tolist() == [rule in WITH_SQUARES and count > 1 for count in counts]
-    if rule in WITH_SQUARES:
-        steps = np.ones((num, 2), np.int32)
-        with pytest.raises(ValueError, match="squares"):
-            owner.apply_record(np.arange(num), counts, counts, steps, sums, np.zeros((num, 9), np.float32))
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad", "momentum", "ftrl"])

@@ -9,7 +9,7 @@ from toy_wire import Pickled
 from hetmpi import CacheSettings, EmbeddingTable, RowOptimizer, Staleness
 from hetmpi.wire.messages import Messages
 from hetmpi.wire.rails import Rails
-from hetmpi.wire.wire import Lines
+from hetmpi.wire.wire import Pipes
 from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
@@ -39,7 +39,7 @@ def far(world):
 @pytest.mark.parametrize("make", [Messages, Pickled])
 def test_messages_arrive_whole_and_in_order(far, make, expects):
     others = [rank for rank in range(far.size) if rank != far.rank]
-    wire = make(Lines(far, Rails(far), (ASK,), (ANSWER,), lambda words: words[0] if len(words) else None))
+    wire = make(Pipes(far, Rails(far), (ASK,), (ANSWER,), lambda words: words[0] if len(words) else None))
     for number, length in enumerate(lengths_of(far.rank)):
         for rank in others:
             for tag in (ASK, ANSWER):
@@ -68,7 +68,7 @@ def wait_for_message(world, wire, rank, tag):
 
 @pytest.mark.parametrize("make", [Messages, Pickled])
 def test_what_is_published_arrives_without_another_call_of_its_sender(far, make):
-    wire = make(Lines(far, Rails(far), (ASK,), (), lambda words: words[0] if len(words) else None))
+    wire = make(Pipes(far, Rails(far), (ASK,), (), lambda words: words[0] if len(words) else None))
     if far.rank == 0:
         wire.send(ASK, {rank: message_of(0, 0, 50) for rank in range(1, far.size)})
         far.wait(wire.publish, "for room")

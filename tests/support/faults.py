@@ -90,7 +90,7 @@ def reply_before_the_step(put):
         if "for the gradients of" not in (what() if callable(what) else what):
             return wait(self, look, what)
         tables = [of_rank[self.rank] for of_rank in self.sim.tables.values()]
-        exact = [table.memory.local.applied for table in tables if table.staleness.is_synchronous]
+        exact = [table.memory.local.applied for table in tables if table.staleness.is_exact]
         for applied in exact:
             applied[0] += 1
         self.sim.hand_over(self.rank)
@@ -107,7 +107,7 @@ def eviction_drops_sums(put):
     def read_and_drop(clients, keys):
         rows = BoundedClient.read(clients, keys)
         for client in clients:
-            client.context.cache.take_pushes()
+            client.context.cache.take()
         return rows
 
     put(SspClient, "read", staticmethod(read_and_drop))
@@ -166,7 +166,7 @@ def held_gradients_lost(put):
 
 
 def without_a_record(words: np.ndarray, num_owners: int) -> np.ndarray:
-    """A request without the first record of its first section that has one (cpp/wire/sections.h, round.h)."""
+    """A request without the first record of its first section that has one (cpp/wire/sections.h, request.h)."""
     tables = next(num for num in range(1, len(words)) if num + words[:num].sum() == len(words))
     begins = tables + np.concatenate([[0], words[:tables].cumsum()])
     for table, begin in enumerate(begins[:-1]):

@@ -153,7 +153,7 @@ class Checked:
         """Checks this rank's rows, clocks and counters after the writes before `step` and a flush."""
         keys, num, touched, counters = self.table.keys(), self.num[:, step], self.touched[step], self.table.counters
         self.check_rows(f"step {step}: shard", keys, self.table.shard.weight, step, step, step)
-        is_exact = self.table.staleness.is_synchronous
+        is_exact = self.table.staleness.is_exact
         clocks = (touched, touched) if is_exact else (np.minimum(touched, 1), num.sum(0))
         self.check(f"step {step}: clock", keys, self.table.shard.clock, *(bound[keys] for bound in clocks))
         least = num[rank].sum() if is_exact else np.count_nonzero(num[rank])
@@ -236,7 +236,7 @@ class Driver:
         flushed = max(i for i in self.meetings if i <= step), min(i for i in self.meetings if i > step)
         keys, _ = self.batches[number]
         for name, rows in self.call("read", keys).items():
-            steps = (done, done) if self.tables[name].staleness.is_synchronous else flushed
+            steps = (done, done) if self.tables[name].staleness.is_exact else flushed
             self.checked[name].check_rows(f"step {step}: read", keys[name], rows, done, *steps)
 
     def look(self, step: int):

@@ -52,7 +52,7 @@ from hetmpi.world.mpi import MPI
 
 STACK_BYTES = 1 << 20
 POISON = 0xA5  # of memory that nobody has written
-ROOM = 3  # messages of a window's line
+ROOM = 3  # messages of a window's pipe
 MOST_TRIES = 200  # of smaller cases
 
 
@@ -65,7 +65,7 @@ class Ended(BaseException):
 
 
 @dataclass(eq=False)
-class Line:
+class Pipe:
     """Messages with one tag from one rank to another, on one wire."""
 
     to: int
@@ -107,7 +107,7 @@ class Simulation:
         self.on_node = defaultdict(list)
         for rank, node in enumerate(node_of):
             self.on_node[node].append(rank)
-        self.awake, self.busy_lines, self.lines = Choices(), Choices(), {}
+        self.awake, self.busy_pipes, self.pipes = Choices(), Choices(), {}
         self.threads, self.waits_for = [], {}
         self.tables, self.counts = defaultdict(dict), defaultdict(int)
         self._gates, self._left = [threading.Lock() for _ in node_of], self.size
@@ -226,12 +226,12 @@ class Simulation:
             raise Ended
 
     def next_rank(self) -> int:
-        random, threads, awake, lines = self.draw.random, self.threads, self.awake.things, self.busy_lines.things
+        random, threads, awake, pipes = self.draw.random, self.threads, self.awake.things, self.busy_pipes.things
         for_message, for_message_or_rank = self.chances
         while True:
             number = random()
-            if lines and (number < for_message or not awake):
-                self.deliver(lines[int(random() * len(lines))])
+            if pipes and (number < for_message or not awake):
+                self.deliver(pipes[int(random() * len(pipes))])
             elif threads and number >= for_message_or_rank:
                 self.run_thread(threads[int(random() * len(threads))])
             elif awake:
@@ -265,23 +265,23 @@ class Simulation:
 
     # Messages.
 
-    def line(self, wire: int, sender: int, to: int, tag: int) -> Line:
+    def pipe(self, wire: int, sender: int, to: int, tag: int) -> Pipe:
         key = wire, sender, to, tag
-        if key not in self.lines:
-            self.lines[key] = Line(to)
-        return self.lines[key]
+        if key not in self.pipes:
+            self.pipes[key] = Pipe(to)
+        return self.pipes[key]
 
-    def send(self, line: Line, message):
-        line.under_way.append(message)
-        self.busy_lines.add(line)
+    def send(self, pipe: Pipe, message):
+        pipe.under_way.append(message)
+        self.busy_pipes.add(pipe)
         self.counts["messages"] += 1
         self.counts["bytes"] += message.nbytes
 
-    def deliver(self, line: Line):
-        line.arrived.append(line.under_way.popleft())
-        if not line.under_way:
-            self.busy_lines.discard(line)
-        self.change(line.to)
+    def deliver(self, pipe: Pipe):
+        pipe.arrived.append(pipe.under_way.popleft())
+        if not pipe.under_way:
+            self.busy_pipes.discard(pipe)
+        self.change(pipe.to)
 
     # Collective calls.
 
@@ -387,9 +387,6 @@ class SimWorld(World):
 
         return self.sim.wait(self.rank, look_and_receive, what)
 
-    def pause(self):
-        self.sim.pause(self.rank)
-
     def start(self, applier):
         def proceed():
             try:
@@ -432,53 +429,53 @@ class SimMessages:
 
     has_thread = False
 
-    def __init__(self, lines):
-        world = lines.world
+    def __init__(self, pipes):
+        world = pipes.world
         self._sim, self._rank = getattr(world, "sim", None), world.rank
         self._number, world.num_wires = world.num_wires, world.num_wires + 1
-        self._sent = [self._line_to(*one) for one in lines.outgoing]
+        self._sent = [self._pipe_to(*one) for one in pipes.outgoing]
 
-    def _line_to(self, partner: int, tag: int) -> Line:
-        return self._sim.line(self._number, self._rank, partner, tag)
+    def _pipe_to(self, partner: int, tag: int) -> Pipe:
+        return self._sim.pipe(self._number, self._rank, partner, tag)
 
     def send(self, tag, messages):
         self._sim.pause(self._rank)
         for partner, message in messages.items():
-            self._sim.send(self._line_to(partner, tag), message)
+            self._sim.send(self._pipe_to(partner, tag), message)
         self._sim.pause(self._rank)
 
     def expect(self, tag, partners):
         """No effect."""
 
     def arrived(self, tag, partners):
-        lines = {partner: self._sim.line(self._number, partner, self._rank, tag) for partner in partners}
-        return {partner: line.arrived.popleft() for partner, line in lines.items() if line.arrived}
+        pipes = {partner: self._sim.pipe(self._number, partner, self._rank, tag) for partner in partners}
+        return {partner: pipe.arrived.popleft() for partner, pipe in pipes.items() if pipe.arrived}
 
     def publish(self):
         return True
 
     @property
     def is_idle(self):
-        return not any(line.under_way for line in self._sent)
+        return not any(pipe.under_way for pipe in self._sent)
 
     def free(self):
         """No effect."""
 
 
 class SimWindows(SimMessages):
-    """A wire with a thread, whose lines have room for few messages."""
+    """A wire with a thread, whose pipes have room for few messages."""
 
     has_thread = True
-    REQUESTS, REPLIES = 1, 2  # a line each way, whatever the tags
+    REQUESTS, REPLIES = 1, 2  # a pipe each way, whatever the tags
 
-    def __init__(self, lines):
-        super().__init__(lines)
-        self._server, self._clients, self._unsent = lines.server, lines.rails.clients, deque()
-        self._sent = [self._line_to(server, self.REQUESTS) for server in lines.rails.servers]
-        self._replies = [self._line_to(client, self.REPLIES) for client in self._clients]
+    def __init__(self, pipes):
+        super().__init__(pipes)
+        self._server, self._clients, self._unsent = pipes.server, pipes.rails.clients, deque()
+        self._sent = [self._pipe_to(server, self.REQUESTS) for server in pipes.rails.servers]
+        self._replies = [self._pipe_to(client, self.REPLIES) for client in self._clients]
         self._error = None
-        lines.world.receivers[self] = None
-        self._world = lines.world
+        pipes.world.receivers[self] = None
+        self._world = pipes.world
         self._thread = self._rank, self._proceed
         self._sim.threads.append(self._thread)
 
@@ -487,9 +484,9 @@ class SimWindows(SimMessages):
         try:
             if self._error is None:
                 for i, client in enumerate(self._clients):
-                    line = self._sim.line(self._number, client, self._rank, self.REQUESTS)
-                    if line.arrived:
-                        self._server.put(i, line.arrived.popleft())
+                    pipe = self._sim.pipe(self._number, client, self._rank, self.REQUESTS)
+                    if pipe.arrived:
+                        self._server.put(i, pipe.arrived.popleft())
                         was_busy = True
                 for i, reply in self._server.proceed():
                     self._sim.send(self._replies[i], reply)
@@ -506,7 +503,7 @@ class SimWindows(SimMessages):
 
     def send(self, tag, messages):
         self._sim.pause(self._rank)
-        self._unsent += ((self._line_to(partner, self.REQUESTS), message) for partner, message in messages.items())
+        self._unsent += ((self._pipe_to(partner, self.REQUESTS), message) for partner, message in messages.items())
         self.publish()
 
     def arrived(self, tag, partners):
@@ -515,12 +512,12 @@ class SimWindows(SimMessages):
 
     def publish(self):
         left = deque()
-        for line, message in self._unsent:
-            has_room = len(line.under_way) + len(line.arrived) < ROOM and all(line is not other for other, _ in left)
+        for pipe, message in self._unsent:
+            has_room = len(pipe.under_way) + len(pipe.arrived) < ROOM and all(pipe is not other for other, _ in left)
             if has_room:
-                self._sim.send(line, message)
+                self._sim.send(pipe, message)
             else:
-                left.append((line, message))
+                left.append((pipe, message))
         self._unsent = left
         return not left
 
@@ -534,9 +531,9 @@ class SimWindows(SimMessages):
 
 
 def pausing_spans(world: SimWorld) -> Spans:
-    """Others may go on before each part of a step."""
+    """Others may go on before each part of a step, and around reads of shared memory."""
     spans = Spans()
-    spans.on_enter = partial(world.sim.pause, world.rank)
+    spans.on_pause = lambda _: world.sim.pause(world.rank)
     return spans
 
 
@@ -604,7 +601,7 @@ class SimDriver(Driver):
         self.world.sim.pause(self.world.rank)
 
     def read(self, number: int, step: int, done: int):
-        bounded = {name: one for name, one in self.checked.items() if not one.table.staleness.is_synchronous}
+        bounded = {name: one for name, one in self.checked.items() if not one.table.staleness.is_exact}
         for checked in bounded.values():
             checked.clocks.append(checked.owners_clocks())
         super().read(number, step, done)

@@ -9,8 +9,8 @@ class Pickled:
 
     has_thread = False
 
-    def __init__(self, lines):
-        self._comm, self._sent = lines.world.comm.Dup(), []
+    def __init__(self, pipes):
+        self._comm, self._sent = pipes.world.comm.Dup(), []
 
     def send(self, tag, messages):
         self._sent += [self._comm.isend(message, partner, tag) for partner, message in messages.items()]

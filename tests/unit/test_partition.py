@@ -53,10 +53,12 @@ def test_route_sends_each_key_to_its_owner_once(name, keys, size):
     keys = np.array(keys, np.int64)
     route = partition.route(keys)
     owner, _ = partition.locate(keys)
-    assert sorted(route.order) == list(range(len(keys)))
+    positions = []
     for rank in range(size):
         found, order = route.of(rank)
         assert (owner[order] == rank).all() and (keys[order] == found).all()
+        positions += order.tolist()
+    assert sorted(positions) == list(range(len(keys))) and route.owners == sorted(set(owner.tolist()))
 
 
 @given(names, st.integers(1, 3000), st.integers(1, 17), st.data())
@@ -72,18 +74,3 @@ def test_a_directory_knows_the_rows_of_its_owner_and_refuses_other_keys(name, nu
     for key in {-1, num_rows, int(data.draw(st.sampled_from(keys)))} - mine:
         with pytest.raises(IndexError, match=f"rank {rank} does not own key {key}"):
             _C.Directory(partition, rank).rows_of(np.array([key]))
-
-
-@given(names, st.lists(st.integers(0, 499), unique=True), st.integers(1, 7), st.randoms())
-def test_part_of_a_route_keeps_positions_in_the_whole_batch(name, keys, size, random):
-    partition = make_partition(name, 500, size)
-    keys = np.array(keys, np.int64)
-    owner, _ = partition.locate(keys)
-    chosen = np.array([random.random() < 0.5 for _ in keys], bool)
-    part = partition.route(keys).where(chosen)
-    assert sorted(part.order) == np.flatnonzero(chosen).tolist()
-    for rank in range(size):
-        found, order = part.of(rank)
-        assert (owner[order] == rank).all() and (keys[order] == found).all()
-        held = partition.route(keys).held_by(np.arange(size) == rank)
-        assert (held == (owner == rank)).all()

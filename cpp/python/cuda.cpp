@@ -1,19 +1,109 @@
-// CudaRowCache: RowCache in a GPU's memory.
+// CudaRowCache and CudaUnique: lines and distinct keys in a GPU's memory, on arrays that the GPU can access
+// (__cuda_array_interface__, or numpy arrays in pinned memory) and CUDA streams as integers.
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cache/cache_decisions.h"
 #include "cache/row_type.h"
 #include "cuda/cuda_cache.h"
+#include "cuda/cuda_unique.h"
 #include "owner/row_optimizer.h"
 #include "python/bindings.h"
-#include "python/cuda_arrays.h"
 
 namespace hetmpi {
 namespace {
+
+template <typename T>
+inline constexpr const char* kTypes = nullptr;  // as __cuda_array_interface__ writes them; bool or uint8 for bytes
+template <>
+inline constexpr const char* kTypes<int64_t> = "<i8";
+template <>
+inline constexpr const char* kTypes<int32_t> = "<i4";
+template <>
+inline constexpr const char* kTypes<float> = "<f4";
+template <>
+inline constexpr const char* kTypes<uint8_t> = "|b1 |u1";
+
+template <typename Lengths>
+std::string text_of(const Lengths& lengths) {
+  std::string text = "(";
+  for (const ssize_t length : lengths) text += std::to_string(length) + ",";
+  return text + ")";
+}
+
+// The description of an array's memory: __cuda_array_interface__ or __array_interface__. Raises TypeError.
+inline py::dict interface_of(const py::object& array, const char* name) {
+  for (const char* interface : {"__cuda_array_interface__", "__array_interface__"}) {
+    try {
+      return array.attr(interface);
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_AttributeError)) throw;
+    }
+  }
+  throw py::type_error(std::string(name) + " must be an array, got " + std::string(py::str(py::type::of(array))));
+}
+
+// Memory of a Python array: contiguous, of this shape, on this GPU or in pinned host memory. T const: read-only. Raises
+// TypeError or ValueError that names the actual value.
+template <typename T>
+T* memory_of(const py::object& array, const char* name, std::initializer_list<ssize_t> shape, int device) {
+  using Value = std::remove_const_t<T>;
+  const py::dict about = interface_of(array, name);
+  const std::string type = py::cast<std::string>(about["typestr"]);
+  const auto found = py::cast<std::vector<ssize_t>>(about["shape"]);
+  bool fits = std::string(kTypes<Value>).find(type) != std::string::npos &&
+              std::equal(found.begin(), found.end(), shape.begin(), shape.end());
+  const bool is_empty = std::find(found.begin(), found.end(), 0) != found.end();
+  if (!is_empty && about.contains("strides") && !about["strides"].is_none()) {
+    const auto strides = py::cast<std::vector<ssize_t>>(about["strides"]);
+    ssize_t expected = sizeof(T);
+    for (size_t axis = found.size(); axis-- > 0; expected *= found[axis])
+      fits = fits && (found[axis] == 1 || strides[axis] == expected);
+  }
+  if (!fits)
+    throw std::invalid_argument(std::string(name) + " must be contiguous, of type " + kTypes<Value> + " and shape " +
+                                text_of(shape) + ", got " + type + " and " + text_of(found));
+  const py::tuple data = about["data"];
+  if (!std::is_const_v<T> && py::cast<bool>(data[1]))
+    throw std::invalid_argument(std::string(name) + " may not be written to");
+  T* memory = reinterpret_cast<T*>(py::cast<uintptr_t>(data[0]));
+  if (!is_empty && !can_use(device, memory))
+    throw std::invalid_argument(std::string(name) + " must lie in the memory of GPU " + std::to_string(device) +
+                                " or in pinned memory of the host");
+  return memory;
+}
+
+inline ssize_t length_of(const py::object& array) { return py::len(array); }
+
+inline Stream stream_of(uintptr_t stream) { return reinterpret_cast<Stream>(stream); }
+
+// CudaUnique for Python.
+class PyCudaUnique {
+ public:
+  explicit PyCudaUnique(int device) : unique_(device) {}
+
+  int64_t unique(const py::object& ids, int64_t limit, const py::object& keys, const py::object& index,
+                 uintptr_t stream) {
+    const ssize_t n = length_of(ids);
+    const auto* id = memory_of<const int64_t>(ids, "ids", {n}, unique_.device());
+    auto *key = memory_of<int64_t>(keys, "keys", {n}, unique_.device()),
+         *at = memory_of<int64_t>(index, "index", {n}, unique_.device());
+    py::gil_scoped_release release;
+    return unique_.unique(id, n, limit, key, at, stream_of(stream));
+  }
+
+ private:
+  CudaUnique unique_;
+};
 
 // RowCache's calls for Python, on arrays that the GPU can access; the last argument of each is a CUDA stream.
 class PyCudaCache {
@@ -131,21 +221,11 @@ class PyCudaCache {
     cache_.take_all(stream_of(stream));
   }
 
-  // keys, clocks, counts, steps, sums of the pushes since the last call, in host memory.
-  py::tuple take_pushes(uintptr_t stream) {
-    Pushes pushes;
-    {
-      py::gil_scoped_release release;
-      pushes = cache_.take_pushes(stream_of(stream));
-    }
-    const ssize_t n = pushes.keys.size(), width = cache_.optimizer().sum_dim();
-    return py::make_tuple(py::array_t<int64_t>(n, pushes.keys.data()), py::array_t<int32_t>(n, pushes.clocks.data()),
-                          py::array_t<int32_t>(n, pushes.counts.data()),
-                          py::array_t<int32_t>({n, ssize_t{2}}, reinterpret_cast<const int32_t*>(pushes.steps.data())),
-                          py::array_t<float>({n, width}, pushes.sums.data()));
+  std::shared_ptr<ReleasedSums> take(uintptr_t stream) {
+    py::gil_scoped_release release;
+    return std::make_shared<ReleasedSums>(cache_.take_pushes(stream_of(stream)));
   }
 
-  // Keys of the pushes, without taking them.
   py::array_t<int64_t> lags(uintptr_t stream) const {
     const LagHistogram lags = cache_.lags(stream_of(stream));
     return py::array_t<int64_t>(LagHistogram::kBins, lags.bins);
@@ -189,37 +269,40 @@ class PyCudaCache {
 
 }  // namespace
 
-void bind_cuda_row_cache(py::module_& m) {
+void bind_cuda(py::module_& m) {
+  m.def("gpu_problem", &gpu_problem, "Why no GPU can be used here; empty if one can.");
+  py::class_<PyCudaUnique>(m, "CudaUnique", "Unique keys of a batch on a GPU (cpp/cuda/cuda_unique.h).")
+      .def(py::init<int>(), "device"_a = 0)
+      .def("unique", &PyCudaUnique::unique, "ids"_a, "limit"_a, "keys"_a, "index"_a, "stream"_a,
+           "ids (n,) below limit -> keys (n,), of which it returns how many it fills, index (n,); as _C.unique.");
   py::class_<PyCudaCache>(m, "CudaRowCache",
                           "RowCache in a GPU's memory, on arrays it can use and a stream (cpp/cuda/cuda_cache.h).")
-      .def(py::init<int64_t, RowOptimizer, const std::string&, const std::string&, int>(), py::arg("capacity_rows"),
-           py::arg("optimizer"), py::arg("policy"), py::arg("rows") = "float32", py::arg("device") = 0)
+      .def(py::init<int64_t, RowOptimizer, const std::string&, const std::string&, int>(), "capacity_rows"_a,
+           "optimizer"_a, "policy"_a, "rows"_a = "float32", "device"_a = 0)
       .def_property_readonly("capacity_rows", &PyCudaCache::capacity_rows)
-      .def_property_readonly("num_pushes", &PyCudaCache::num_pushes, "Pushes that take_pushes has not returned yet.")
-      .def("set_step", &PyCudaCache::set_step, py::arg("lr"), py::arg("step"))
-      .def("set_drift", &PyCudaCache::set_drift, py::arg("most"), py::arg("others"))
-      .def("look_up", &PyCudaCache::look_up, py::arg("keys"), py::arg("slots"), py::arg("stream"))
-      .def("use", &PyCudaCache::use, py::arg("slots"), py::arg("num_keys"), py::arg("stream"))
-      .def("validate", &PyCudaCache::validate, py::arg("slots"), py::arg("owner_clocks"), py::arg("staleness"),
-           py::arg("is_stale"), py::arg("counts_lags"), py::arg("stream"))
-      .def("refresh", &PyCudaCache::refresh, py::arg("slots"), py::arg("chosen"), py::arg("weights"), py::arg("states"),
-           py::arg("clocks"), py::arg("anticipate"), py::arg("stream"))
-      .def("insert_and_evict", &PyCudaCache::insert_and_evict, py::arg("keys"), py::arg("chosen"), py::arg("weights"),
-           py::arg("states"), py::arg("clocks"), py::arg("slots"), py::arg("stream"))
-      .def("gather", &PyCudaCache::gather, py::arg("slots"), py::arg("out"), py::arg("stream"),
-           py::arg("others") = py::none())
-      .def("forget", &PyCudaCache::forget, py::arg("slots"), py::arg("stream"))
-      .def("look_at", &PyCudaCache::look_at, py::arg("slots"), py::arg("clocks"), py::arg("counts"), py::arg("stream"))
-      .def("update", &PyCudaCache::update, py::arg("slots"), py::arg("grads"), py::arg("anticipate"), py::arg("stream"))
-      .def("push_directly", &PyCudaCache::push_directly, py::arg("keys"), py::arg("slots"), py::arg("clocks"),
-           py::arg("grads"), py::arg("stream"))
-      .def("take_due", &PyCudaCache::take_due, py::arg("slots"), py::arg("staleness"), py::arg("stream"))
-      .def("clocks_within", &PyCudaCache::clocks_within, py::arg("slots"), py::arg("will_write"), py::arg("staleness"),
-           py::arg("clocks"), py::arg("stream"))
-      .def("take_all", &PyCudaCache::take_all, py::arg("stream"))
-      .def("take_pushes", &PyCudaCache::take_pushes, py::arg("stream"))
-      .def("lags", &PyCudaCache::lags, py::arg("stream"))
-      .def("counts", &PyCudaCache::counts, py::arg("stream"), "rows, pending, stale and evicted, as ints.");
+      .def_property_readonly("num_pushes", &PyCudaCache::num_pushes, "Sums that take() has not returned yet.")
+      .def("set_step", &PyCudaCache::set_step, "lr"_a, "step"_a)
+      .def("set_drift", &PyCudaCache::set_drift, "most"_a, "others"_a)
+      .def("look_up", &PyCudaCache::look_up, "keys"_a, "slots"_a, "stream"_a)
+      .def("use", &PyCudaCache::use, "slots"_a, "num_keys"_a, "stream"_a)
+      .def("validate", &PyCudaCache::validate, "slots"_a, "owner_clocks"_a, "staleness"_a, "is_stale"_a,
+           "counts_lags"_a, "stream"_a)
+      .def("refresh", &PyCudaCache::refresh, "slots"_a, "chosen"_a, "weights"_a, "states"_a, "clocks"_a, "anticipate"_a,
+           "stream"_a)
+      .def("insert_and_evict", &PyCudaCache::insert_and_evict, "keys"_a, "chosen"_a, "weights"_a, "states"_a,
+           "clocks"_a, "slots"_a, "stream"_a)
+      .def("gather", &PyCudaCache::gather, "slots"_a, "out"_a, "stream"_a, "others"_a = py::none())
+      .def("forget", &PyCudaCache::forget, "slots"_a, "stream"_a)
+      .def("look_at", &PyCudaCache::look_at, "slots"_a, "clocks"_a, "counts"_a, "stream"_a)
+      .def("update", &PyCudaCache::update, "slots"_a, "grads"_a, "anticipate"_a, "stream"_a)
+      .def("push_directly", &PyCudaCache::push_directly, "keys"_a, "slots"_a, "clocks"_a, "grads"_a, "stream"_a)
+      .def("take_due", &PyCudaCache::take_due, "slots"_a, "staleness"_a, "stream"_a)
+      .def("clocks_within", &PyCudaCache::clocks_within, "slots"_a, "will_write"_a, "staleness"_a, "clocks"_a,
+           "stream"_a)
+      .def("take_all", &PyCudaCache::take_all, "stream"_a)
+      .def("take", &PyCudaCache::take, "stream"_a)
+      .def("lags", &PyCudaCache::lags, "stream"_a)
+      .def("counts", &PyCudaCache::counts, "stream"_a, "rows, pending, stale and evicted, as ints.");
 }
 
 }  // namespace hetmpi

@@ -1,4 +1,4 @@
-"""Lines (cpp/wire/line.h): messages arrive whole and in order, however the bytes of their frames do."""
+"""Pipes (cpp/wire/pipe.h): messages arrive whole and in order, however the bytes of their frames do."""
 
 import random
 
@@ -15,7 +15,7 @@ from hetmpi import _C
 def test_messages_arrive_whole_and_in_order_whatever_is_copied_first(seed, capacity, num):
     draw = random.Random(seed)
     mirror, ring = np.zeros((2, capacity), np.int64)
-    writer, reader = _C.LineWriter(mirror), _C.LineReader(ring)
+    writer, reader = _C.PipeWriter(mirror), _C.PipeReader(ring)
     sent = [np.array([draw.choice([0, 1, draw.getrandbits(62)]) for _ in range(draw.choice([1, 5, 40, 3 * capacity]))])
             for _ in range(num)]  # fmt: skip
     unsent, found, on_the_way = [[message, 0] for message in sent], [], []
@@ -41,20 +41,20 @@ def test_messages_arrive_whole_and_in_order_whatever_is_copied_first(seed, capac
 
 def test_a_changed_word_of_a_frame_is_not_taken():
     ring = np.zeros(64, np.int64)
-    writer, message = _C.LineWriter(ring), np.arange(20)
+    writer, message = _C.PipeWriter(ring), np.arange(20)
     writer.write(message, 0)
     written = ring.copy()
     for word in range(4 + len(message)):
         for bit in (0, 31, 63):
             ring[:] = written
             ring[word] ^= np.int64(1 << 62) << 1 if bit == 63 else np.int64(1 << bit)
-            assert _C.LineReader(ring).read() is None
+            assert _C.PipeReader(ring).read() is None
     ring[:] = written
-    assert np.array_equal(_C.LineReader(ring).read(), message)
+    assert np.array_equal(_C.PipeReader(ring).read(), message)
 
 
 @pytest.mark.parametrize("capacity", [0, 12, 17])
 def test_a_ring_without_room_for_a_frame_is_refused(capacity):
-    for end in (_C.LineWriter, _C.LineReader):
+    for end in (_C.PipeWriter, _C.PipeReader):
         with pytest.raises(ValueError, match="at least 16 words, in multiples of 4"):
             end(np.zeros(capacity, np.int64))

@@ -1,6 +1,6 @@
-// Round: what a rank asks of the owners on one other node, and their reply, for one table (exchange.h).
-// The request goes to one rank of that node, its server, which shares memory with all owners there: it writes their
-// rings and reads their shards.
+// What a rank asks of the owners on one other node, and their reply, for one table: a section of a message
+// (exchange.h). The request goes to one rank of that node, its server, which shares memory with all owners there: it
+// writes their rings and reads their shards.
 //
 // request   RequestHeader; OwnerCounts of each owner of the node; then for each owner the records pushed to it
 //           (cpp/owner/ring.h), keys (n) int64, and if the request has clocks, the clocks of the requester's copies (n)
@@ -58,11 +58,12 @@ inline uint8_t* padded(uint8_t* array, int64_t bytes) {
 }
 
 // Gradients to push; their columns are by position, as route.order.
-struct PushView {
+struct Push {
   int64_t step;
   RouteView route;
-  Message columns;  // keys unused
-  bool ends_step;   // every owner gets a record, the last one of this step
+  Message columns;                               // keys unused
+  bool ends_step;                                // every owner gets a record, the last one of this step
+  std::shared_ptr<const void> memory = nullptr;  // that these refer to, unless the caller keeps it
 
   // Bytes of the rows in records for ranks other than `rank`, of so many ranks.
   int64_t bytes_elsewhere(RecordFormat format, int64_t rank, int64_t num_ranks) const {
@@ -73,13 +74,13 @@ struct PushView {
   }
 };
 
-// The requester's side of one round: writes requests and reads replies.
-class RoundRequest {
+// How a request is written, and its replies read.
+class RequestLayout {
  public:
   // pull: the keys requested; known (n): clocks of this rank's copies, by position, null if the request has no clocks.
   // dims: numbers of each array of a row, in the order of a reply.
-  RoundRequest(RouteView pull, const int32_t* known, RequestHeader header, std::vector<PushView> pushes,
-               RecordFormat format, std::vector<int64_t> dims)
+  RequestLayout(RouteView pull, const int32_t* known, RequestHeader header, std::vector<Push> pushes,
+                RecordFormat format, std::vector<int64_t> dims)
       : pull_(pull),
         known_(known),
         header_(header),
@@ -91,7 +92,7 @@ class RoundRequest {
   int64_t bytes(const std::vector<int64_t>& owners) const {
     int64_t total = sizeof(RequestHeader) + owners.size() * sizeof(OwnerCounts);
     for (const int64_t owner : owners) {
-      for (const PushView& push : pushes_) total += record_bytes(push, owner);
+      for (const Push& push : pushes_) total += record_bytes(push, owner);
       total += kWord * pull_.num(owner);
       if (known_) total += whole_words(sizeof(int32_t) * pull_.num(owner));
     }
@@ -104,7 +105,7 @@ class RoundRequest {
     at = reinterpret_cast<uint8_t*>(counts + owners.size());
     for (const int64_t owner : owners) {
       *counts = {0, pull_.num(owner)};
-      for (const PushView& push : pushes_) {
+      for (const Push& push : pushes_) {
         const int64_t num_bytes = write_record(push, owner, at);
         if (num_bytes == 0) continue;
         at += num_bytes;
@@ -171,11 +172,11 @@ class RoundRequest {
   }
 
   static void check_end(int64_t at, int64_t size) {
-    if (at > size) throw std::out_of_range("round: a message is shorter than its contents");
+    if (at > size) throw std::out_of_range("a message is shorter than its contents");
   }
 
  private:
-  int64_t record_bytes(const PushView& push, int64_t owner) const {
+  int64_t record_bytes(const Push& push, int64_t owner) const {
     const int64_t n = push.route.num(owner);
     if (n == 0 && !push.ends_step) return 0;
     const int64_t* order = push.route.order + push.route.first[owner];
@@ -185,7 +186,7 @@ class RoundRequest {
   }
 
   // Returns the bytes of the record, 0 if the owner gets none.
-  int64_t write_record(const PushView& push, int64_t owner, uint8_t* at) const {
+  int64_t write_record(const Push& push, int64_t owner, uint8_t* at) const {
     const int64_t num_bytes = record_bytes(push, owner);
     if (num_bytes == 0) return 0;
     const int64_t begin = push.route.first[owner], n = push.route.num(owner);
@@ -199,21 +200,21 @@ class RoundRequest {
   RouteView pull_;
   const int32_t* known_;
   RequestHeader header_;
-  std::vector<PushView> pushes_;
+  std::vector<Push> pushes_;
   RecordFormat format_;
   std::vector<int64_t> dims_;
 };
 
-// The side of the owners of a node, which one of them, the server, takes for the requests of some other ranks, its
-// clients.
-class RoundServer {
+// One table's part of the server (server.h): applies the pushes and answers the requests of its clients for all owners
+// of the node.
+class TableServer {
  public:
   using Rings = std::vector<RingProducer*>;  // to each owner of the node
 
   // node: the rows of its owners. rings: for the pushes of each client; null to this rank, if the node's applier
   // applies them to its shard. applied: the steps that each owner has applied; empty where pushes are applied one by
   // one, and requests name the clocks of copies.
-  RoundServer(const NodeRows* node, std::vector<Rings> rings, RecordFormat format,
+  TableServer(const NodeRows* node, std::vector<Rings> rings, RecordFormat format,
               std::vector<const int64_t*> applied = {})
       : node_(node), rings_(std::move(rings)), format_(format), applied_(std::move(applied)), due_(rings_.size()) {}
 
@@ -222,12 +223,12 @@ class RoundServer {
   // of pushes are checked when they are applied.
   int64_t take(size_t client, const uint8_t* request, int64_t size) {
     const Rings& rings = rings_.at(client);
-    RoundRequest::check_end(sizeof(RequestHeader), size);
+    RequestLayout::check_end(sizeof(RequestHeader), size);
     const auto& header = *reinterpret_cast<const RequestHeader*>(request);
     const auto* counts = reinterpret_cast<const OwnerCounts*>(request + sizeof(RequestHeader));
     int64_t at = sizeof(RequestHeader) + node_->size() * sizeof(OwnerCounts);
-    RoundRequest::check_end(at, size);
-    Request found{header.bound, header.step, {}};
+    RequestLayout::check_end(at, size);
+    Taken found{header.bound, header.step, {}};
     std::vector<PushedRecord> records;
     for (size_t owner = 0; owner < node_->size(); ++owner, ++counts) {
       for (int64_t i = 0; i < counts->num_records; ++i) {
@@ -236,26 +237,26 @@ class RoundServer {
         at += record.header->bytes;
       }
       const int64_t n = counts->num_keys;
-      if (n < 0 || n > (size - at) / kWord) throw std::out_of_range("round: a message is shorter than its contents");
+      if (n < 0 || n > (size - at) / kWord) throw std::out_of_range("a message is shorter than its contents");
       const auto* keys = reinterpret_cast<const int64_t*>(request + at);
       const auto* known = reinterpret_cast<const int32_t*>(request + at + kWord * n);
       at += kWord * n;
-      if (has_clocks()) at += whole_words(sizeof(int32_t) * n);
-      RoundRequest::check_end(at, size);
+      if (!is_exact()) at += whole_words(sizeof(int32_t) * n);
+      RequestLayout::check_end(at, size);
       Pull& pull = found.pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}});
       const NodeShard& shard = node_->shard(owner);
       shard.directory->rows_of(keys, n, pull.rows.data());
       if (shard.file != nullptr) shard.file->want(pull.rows.data(), n);
     }
     if (header.reason < kPushes || header.reason >= kNumReasons)
-      throw std::out_of_range("round: a request for no known reason");
+      throw std::out_of_range("a request for no known reason");
     pushed_.insert(pushed_.end(), records.begin(), records.end());
     if (header.reason != kPushes) due_[client].push_back(std::move(found));
     return header.reason;
   }
 
-  // Whether requests name the clocks of copies.
-  bool has_clocks() const { return applied_.empty(); }
+  // Whether the table is read at s = 0: requests name no clocks then.
+  bool is_exact() const { return !applied_.empty(); }
 
   // Applies the pushes of all requests taken to this rank's shard, and passes on those to other owners. Returns false
   // if a ring is full: to be called again. Meanwhile records for other rings have gone on: an owner may wait for them
@@ -287,7 +288,7 @@ class RoundServer {
   // are applied one by one, all of them. True if there is none to make.
   bool is_ready(size_t client) const {
     if (due_.at(client).empty()) return true;
-    if (!has_clocks()) return has_applied(due_[client].front().step);
+    if (is_exact()) return has_applied(due_[client].front().step);
     const Rings& rings = rings_[client];
     return pushed_.empty() &&
            std::all_of(rings.begin(), rings.end(), [](const auto* ring) { return !ring || ring->is_drained(); });
@@ -296,11 +297,11 @@ class RoundServer {
   // Chooses the rows of the next reply to a client, and returns its bytes, 0 if there is none to make.
   int64_t reply_bytes(size_t client) {
     if (due_.at(client).empty()) return 0;
-    Request& request = due_[client].front();
+    Taken& request = due_[client].front();
     int64_t total = 0;
     for (size_t owner = 0; owner < node_->size(); ++owner) {
       Pull& pull = request.pulls[owner];
-      if (has_clocks()) {
+      if (!is_exact()) {
         choose(pull, node_->shard(owner), request.bound);
         total += whole_words(sizeof(int32_t) * pull.rows.size());
       }
@@ -312,11 +313,11 @@ class RoundServer {
   // Writes this reply, and forgets it.
   void write_reply(size_t client, uint8_t* at) {
     if (due_.at(client).empty()) return;
-    const Request request = std::move(due_[client].front());
+    const Taken request = std::move(due_[client].front());
     due_[client].pop_front();
     for (size_t owner = 0; owner < node_->size(); ++owner) {
       const Pull& pull = request.pulls[owner];
-      if (has_clocks()) {
+      if (!is_exact()) {
         std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
         at = padded(at, sizeof(int32_t) * pull.rows.size());
       }
@@ -337,13 +338,13 @@ class RoundServer {
     RecordColumns columns;
     int64_t num_passed;  // rows
   };
-  struct Request {
+  struct Taken {  // of a request
     int64_t bound, step;
     std::vector<Pull> pulls;  // of each owner
   };
 
   // The rows that a reply has.
-  const std::vector<int64_t>& wanted(const Pull& pull) const { return has_clocks() ? pull.chosen : pull.rows; }
+  const std::vector<int64_t>& wanted(const Pull& pull) const { return is_exact() ? pull.rows : pull.chosen; }
 
   static void choose(Pull& pull, const NodeShard& shard, int64_t bound) {
     pull.clocks.resize(pull.rows.size());
@@ -357,13 +358,10 @@ class RoundServer {
   // Writes the rest of a record into an owner's ring. Returns false if the ring is full.
   bool pass_on(PushedRecord& record) {
     const RecordHeader& header = *record.header;
-    int64_t written = 0;
-    do {
+    return write_rest(header.num_rows, &record.num_passed, [&](int64_t num_rows) {
       const RecordColumns rest = columns_from(record.columns, record.num_passed, format_);
-      written = record.ring->write(header.step, rest, header.num_rows - record.num_passed, header.is_last);
-      record.num_passed += std::max<int64_t>(written, 0);
-    } while (written >= 0 && record.num_passed < header.num_rows);
-    return written >= 0;
+      return record.ring->write(header.step, rest, num_rows, header.is_last);
+    });
   }
 
   uint8_t* copy_rows(size_t owner, const std::vector<int64_t>& rows, uint8_t* at) const {
@@ -379,8 +377,8 @@ class RoundServer {
   std::vector<Rings> rings_;  // of each client
   RecordFormat format_;
   std::vector<const int64_t*> applied_;
-  std::vector<std::deque<Request>> due_;  // requests of each client without a reply
-  std::vector<PushedRecord> pushed_;      // not applied or passed on yet
+  std::vector<std::deque<Taken>> due_;  // requests of each client without a reply
+  std::vector<PushedRecord> pushed_;    // not applied or passed on yet
 };
 
 }  // namespace hetmpi

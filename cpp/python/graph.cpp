@@ -1,13 +1,16 @@
-// Sampled neighbourhoods of nodes, and lists of ids by node.
-#include "graph/sampler.h"
-
+// Samples of graphs, lists of ids by node, distances of rows.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "graph/distances.h"
+#include "graph/sampler.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
 
@@ -83,25 +86,82 @@ py::tuple lists_of(const Array<int64_t>& offsets, const Array<Value>& values, co
 }
 
 template <typename Index>
-void bind(py::module_& m) {
-  m.def("sample_neighbours", &sample<Index>, py::arg("indptr").noconvert(), py::arg("indices").noconvert(),
-        py::arg("heads").noconvert(), py::arg("positions").noconvert(), py::arg("fanouts"), py::arg("replace"),
-        py::arg("seed"), py::arg("stream"),
+void bind_samples(py::module_& m) {
+  m.def("sample_neighbours", &sample<Index>, as_is("indptr"), as_is("indices"), as_is("heads"), as_is("positions"),
+        "fanouts"_a, "replace"_a, "seed"_a, "stream"_a,
         "Sampled neighbourhoods (cpp/graph/sampler.h) of heads (B,) int64 at positions (B,) int64 of a stream -> nodes "
         "(N,) int64, the heads first, and per fan-out offsets (n + 1,) int64, index (e,) int64 into nodes, for the "
         "first n nodes. indptr (num_nodes + 1,) int64, indices (num_edges,) int32 or int64. Thread-safe.");
-  m.def("lists_of", &lists_of<Index>, py::arg("offsets").noconvert(), py::arg("values").noconvert(),
-        py::arg("rows").noconvert(),
+  m.def("lists_of", &lists_of<Index>, as_is("offsets"), as_is("values"), as_is("rows"),
         "Lists of rows (n,) int64 -> offsets (n + 1,) int64 from 0, values int64. The list of row i is "
         "values[offsets[i]:offsets[i + 1]]; offsets int64, values int32 or int64.");
 }
 
+Distance kind_of(const std::string& name, int64_t dim) {
+  if (name == "moduli" && dim % 2 != 0)
+    throw std::invalid_argument("rows must have real and imaginary parts, got " + std::to_string(dim) + " numbers");
+  if (name == "absolute") return Distance::kAbsolute;
+  if (name == "euclidean") return Distance::kEuclidean;
+  if (name == "moduli") return Distance::kModuli;
+  throw std::invalid_argument("kind must be absolute, euclidean or moduli, got " + name);
+}
+
+RowPairs pairs_of(const Array<float>& rows, const Array<float>& others) {
+  check_shape(rows, "rows", {-1, -1});
+  check_shape(others, "others", {-1, rows.shape(1)});
+  return {rows.data(), others.data(), rows.shape(0), others.shape(0), rows.shape(1)};
+}
+
+Array<float> distances(const std::string& name, const Array<float>& rows, const Array<float>& others,
+                       int64_t num_threads) {
+  const RowPairs pairs = pairs_of(rows, others);
+  const Distance kind = kind_of(name, pairs.dim);
+  Array<float> out({pairs.n, pairs.num});
+  float* to = out.mutable_data();
+  {
+    py::gil_scoped_release release;
+    in_threads(pairs.n, num_threads, [=](int64_t begin, int64_t end) {
+      all_distances(kind, {pairs.rows + begin * pairs.dim, pairs.others, end - begin, pairs.num, pairs.dim},
+                    to + begin * pairs.num);
+    });
+  }
+  return out;
+}
+
+py::tuple gradients(const std::string& name, const Array<float>& rows, const Array<float>& others,
+                    const Array<float>& distances, const Array<float>& grads, int64_t num_threads) {
+  const RowPairs pairs = pairs_of(rows, others);
+  const Distance kind = kind_of(name, pairs.dim);
+  check_shape(distances, "distances", {pairs.n, pairs.num});
+  check_shape(grads, "grads", {pairs.n, pairs.num});
+  Array<float> of_rows({pairs.n, pairs.dim}), of_others({pairs.num, pairs.dim});
+  const float *distance = distances.data(), *grad = grads.data();
+  float *of_row = of_rows.mutable_data(), *of_other = of_others.mutable_data();
+  {
+    py::gil_scoped_release release;
+    std::fill_n(of_row, pairs.n * pairs.dim, 0.0f);
+    std::fill_n(of_other, pairs.num * pairs.dim, 0.0f);
+    const int64_t num_places = kind == Distance::kModuli ? pairs.dim / 2 : pairs.dim;
+    in_threads(num_places, num_threads, [=](int64_t begin, int64_t end) {
+      add_all_gradients(kind, pairs, distance, grad, begin, end, of_row, of_other);
+    });
+  }
+  return py::make_tuple(of_rows, of_others);
+}
+
 }  // namespace
 
-void bind_sampler(py::module_& m) {
+void bind_graph(py::module_& m) {
   m.attr("SAMPLE_WINDOW") = Sampler::kWindow;
-  bind<int32_t>(m);
-  bind<int64_t>(m);
+  bind_samples<int32_t>(m);
+  bind_samples<int64_t>(m);
+  m.def("distances", &distances, "kind"_a, as_is("rows"), as_is("others"), "num_threads"_a,
+        "Distances (n, m) float32 of rows (n, dim) and others (m, dim) float32. kind: absolute, the sum of absolute "
+        "differences; euclidean; moduli, the sum of moduli of complex differences, of rows whose first half are the "
+        "real parts.");
+  m.def("distance_gradients", &gradients, "kind"_a, as_is("rows"), as_is("others"), as_is("distances"), as_is("grads"),
+        "num_threads"_a,
+        "Gradients of rows and others, given distances (n, m) and their gradients. That of a difference of 0 is 0.");
 }
 
 }  // namespace hetmpi

@@ -1,4 +1,4 @@
-// Line: messages of 8-byte words one way between two ranks, through a ring in the memory of one of them, the server.
+// Pipe: messages of 8-byte words one way between two ranks, through a ring in the memory of one of them, the server.
 // The other, its client, reaches the ring by one-sided calls: it copies what it has written to a mirror into the ring,
 // or the ring into a mirror from which it reads (hetmpi/wire/windows.py).
 //
@@ -24,7 +24,7 @@
 namespace hetmpi {
 
 struct FrameHeader {
-  int64_t number;     // of the frame on its line, from 1
+  int64_t number;     // of the frame on its pipe, from 1
   int64_t num_words;  // of this frame
   int64_t num_left;   // words of the message in later frames
   uint64_t checksum;  // of all above, and the words
@@ -36,10 +36,10 @@ inline int64_t frame_words(int64_t num_words) {
 }
 
 // Before a ring in the server's memory.
-struct alignas(64) LineHeader {
+struct alignas(64) PipeHeader {
   std::atomic<int64_t> tail;
 };
-static_assert(sizeof(LineHeader) == 64 && std::atomic<int64_t>::is_always_lock_free);
+static_assert(sizeof(PipeHeader) == 64 && std::atomic<int64_t>::is_always_lock_free);
 
 // Each word changes the sum: a lane is multiplied by an odd number after a word is added to it.
 inline uint64_t checksum_of(const FrameHeader& header, const int64_t* words) {
@@ -60,15 +60,15 @@ inline uint64_t checksum_of(const FrameHeader& header, const int64_t* words) {
   return sum;
 }
 
-inline void check_line_capacity(int64_t capacity) {
+inline void check_pipe_capacity(int64_t capacity) {
   if (capacity < 4 * kFrameWords || capacity % kFrameWords != 0)
-    throw std::invalid_argument("line: its ring must have at least 16 words, in multiples of 4");
+    throw std::invalid_argument("pipe: its ring must have at least 16 words, in multiples of 4");
 }
 
-class LineWriter {
+class PipeWriter {
  public:
   // ring: or its mirror, of `capacity` words.
-  LineWriter(int64_t* ring, int64_t capacity) : ring_(ring), capacity_(capacity) { check_line_capacity(capacity); }
+  PipeWriter(int64_t* ring, int64_t capacity) : ring_(ring), capacity_(capacity) { check_pipe_capacity(capacity); }
 
   int64_t head() const { return head_; }
   void set_tail(int64_t tail) { tail_ = tail; }
@@ -98,11 +98,11 @@ class LineWriter {
   int64_t head_ = 0, tail_ = 0;
 };
 
-class LineReader {
+class PipeReader {
  public:
   // ring: or its mirror, of `capacity` words.
-  LineReader(const int64_t* ring, int64_t capacity) : ring_(ring), capacity_(capacity) {
-    check_line_capacity(capacity);
+  PipeReader(const int64_t* ring, int64_t capacity) : ring_(ring), capacity_(capacity) {
+    check_pipe_capacity(capacity);
   }
 
   // Words taken: the tail that the writer needs to know.

@@ -1,0 +1,523 @@
+// Lines: host memory's, and those that are written in Python (hetmpi/table/gpu_cache.py). The clients of both
+// consistency models, and what they are made of: keys and tables.
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cache/cache_decisions.h"
+#include "cache/row_type.h"
+#include "client/bounded.h"
+#include "client/exact.h"
+#include "client/host_lines.h"
+#include "client/keys.h"
+#include "owner/row_optimizer.h"
+#include "python/arrays.h"
+#include "python/bindings.h"
+#include "python/shard_arrays.h"
+
+namespace hetmpi {
+namespace {
+
+// Rows and gradients as tensors.
+
+// As a tensor (n, dim), in the same memory.
+py::object object_of(const ModelRows& rows, int64_t dim) {
+  if (rows.at == nullptr) return *static_cast<const py::object*>(rows.memory.get());
+  const Array<float> array({static_cast<ssize_t>(rows.num), static_cast<ssize_t>(dim)}, rows.at, owner_of(rows.memory));
+  return py::module_::import("torch").attr("from_numpy")(array);
+}
+
+// The rows of a tensor (n, dim) in host memory.
+Buffer<float> host_rows_of(const py::object& tensor, int64_t dim) {
+  Array<float> array = tensor.attr("numpy")().cast<Array<float>>();
+  check_shape(array, "gradients", {-1, static_cast<ssize_t>(dim)});
+  return buffer_of(std::move(array));
+}
+
+// The rows of a tensor (n, dim), where these lines read them.
+ModelRows rows_of(const py::object& tensor, const Lines& lines) {
+  const auto n = tensor.attr("size")(0).cast<int64_t>();
+  if (lines.form().computes_beside) return {nullptr, n, kept(tensor)};
+  const Buffer<float> rows = host_rows_of(tensor, lines.form().dim);
+  return {rows.data(), n, rows.memory()};
+}
+
+// Lines whose methods are Python's. They may be called without the GIL.
+class PyLines : public Lines {
+ public:
+  using Lines::Lines;
+
+  std::shared_ptr<void> allocate(int64_t num_bytes) override {
+    py::gil_scoped_acquire acquire;
+    return buffer_of(call("empty", num_bytes, py::dtype::of<uint8_t>()).cast<Array<uint8_t>>()).memory();
+  }
+
+  void set_step(double lr, int64_t step) override {
+    py::gil_scoped_acquire acquire;
+    call("set_step", lr, step);
+  }
+
+  void ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
+           int64_t bound) override {
+    py::gil_scoped_acquire acquire;
+    const py::object clocks = known.size() > 0 ? array_of(known) : py::object(py::none());
+    call("ask", array_of(keys), array_of(slots), clocks, will_write, bound);
+  }
+
+  void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks, int64_t num_keys,
+             int64_t bound, const Buffer<uint8_t>& is_stale) override {
+    py::gil_scoped_acquire acquire;
+    const Array<bool> fetched(slots.size(), reinterpret_cast<const bool*>(is_fetched));
+    call("judge", array_of(slots), fetched, array_of(clocks), num_keys, bound, array_of(is_stale));
+  }
+
+  void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
+              const Buffer<float>& states, const Buffer<int32_t>& clocks, float anticipate) override {
+    py::gil_scoped_acquire acquire;
+    call("accept", array_of(slots), array_of(chosen), rows_in(weights, slots.size(), form().dim),
+         rows_in(states, slots.size(), form().preview_dim), array_of(clocks), anticipate);
+  }
+
+  ModelRows rows(const Buffer<int64_t>& slots, const Buffer<float>& weights, int64_t n) override {
+    py::gil_scoped_acquire acquire;
+    const py::object places = slots.size() == n ? array_of(slots) : py::object(py::none());
+    return {nullptr, n, kept(call("rows", places, rows_in(weights, n, form().dim)))};
+  }
+
+  ModelRows moved(const Buffer<float>& weights, int64_t n) override {
+    py::gil_scoped_acquire acquire;
+    return {nullptr, n, kept(call("moved", rows_in(weights, n, form().dim)))};
+  }
+
+  Inserted insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
+                  const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) override {
+    py::gil_scoped_acquire acquire;
+    const auto [num_missing, num_evicted] =
+        call("insert", array_of(keys), array_of(chosen), object_of(weights, form().dim),
+             rows_in(states, slots.size(), form().preview_dim), array_of(clocks), array_of(slots))
+            .cast<std::pair<int64_t, int64_t>>();
+    return {num_missing, num_evicted};
+  }
+
+  void update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
+              const ModelRows& grads, float anticipate) override {
+    py::gil_scoped_acquire acquire;
+    call("update", array_of(keys), array_of(slots), array_of(clocks), object_of(grads, form().dim), anticipate);
+  }
+
+  void due(const Buffer<int64_t>& slots, int64_t bound) override {
+    py::gil_scoped_acquire acquire;
+    call("due", array_of(slots), bound);
+  }
+
+  void due_all() override {
+    py::gil_scoped_acquire acquire;
+    call("due_all");
+  }
+
+  int64_t num_released() override {
+    py::gil_scoped_acquire acquire;
+    return call("num_released").cast<int64_t>();
+  }
+
+  std::shared_ptr<ReleasedSums> take() override {
+    py::gil_scoped_acquire acquire;
+    return call("take").cast<std::shared_ptr<ReleasedSums>>();
+  }
+
+ private:
+  template <typename... Arguments>
+  py::object call(const char* name, Arguments&&... arguments) const {
+    const py::function method = py::get_override(static_cast<const Lines*>(this), name);
+    if (!method) throw py::type_error(std::string("lines have no method ") + name);
+    return method(std::forward<Arguments>(arguments)...);
+  }
+
+  // (n, width).
+  static Array<float> rows_in(const Buffer<float>& rows, int64_t n, int64_t width) {
+    return array_of(rows, {static_cast<ssize_t>(n), static_cast<ssize_t>(width)});
+  }
+};
+
+// RowCache's calls on arrays of one batch of n keys: slots (n) int64, clocks (n) int32, chosen (n) bool, weights and
+// grads (n, dim), states (n, preview_dim) float32.
+class PyHostLines : public HostLines {
+ public:
+  PyHostLines(int64_t capacity_rows, const RowOptimizer& rule, const std::string& policy, const std::string& rows)
+      : HostLines(capacity_rows, rule, policy_of(policy), row_type_of(rows)) {}
+
+  void look_up(const Array<int64_t>& keys, Array<int64_t> slots) {
+    check_shape(slots, "slots", {keys.shape(0)});
+    const int64_t* key = keys.data();
+    int64_t* out = slots.mutable_data();
+    const ssize_t n = keys.shape(0);
+    py::gil_scoped_release release;
+    cache().look_up(key, n, out);
+  }
+
+  void use(const Array<int64_t>& slots, int64_t num_keys) { cache().use(slots.data(), checked(slots), num_keys); }
+
+  void refresh(const Array<int64_t>& slots, const Array<bool>& chosen, const Array<float>& weights,
+               const Array<float>& states, const Array<int32_t>& clocks, float anticipate) {
+    const ssize_t n = check_rows(slots, chosen, weights, states, clocks);
+    cache().refresh(slots.data(), reinterpret_cast<const uint8_t*>(chosen.data()), weights.data(), states.data(),
+                    clocks.data(), n, anticipate);
+  }
+
+  // Numbers of keys that are chosen and have no slot, and of evicted lines.
+  std::pair<int64_t, int64_t> insert_and_evict(const Array<int64_t>& keys, const Array<bool>& chosen,
+                                               const Array<float>& weights, const Array<float>& states,
+                                               const Array<int32_t>& clocks, Array<int64_t> slots) {
+    check_shape(keys, "keys", {check_rows(slots, chosen, weights, states, clocks)});
+    const ModelRows rows{const_cast<float*>(weights.data()), weights.shape(0), nullptr};
+    const auto [missing, evicted] = insert(buffer_of(keys), buffer_of(chosen), rows, buffer_of(states),
+                                           buffer_of(clocks), buffer_of(std::move(slots)));
+    return {missing, evicted};
+  }
+
+  void gather(const Array<int64_t>& slots, Array<float> out) {
+    check_shape(out, "out", {checked(slots), cache().dim()});
+    cache().gather(slots.data(), slots.shape(0), out.mutable_data());
+  }
+
+  void update(const Array<int64_t>& slots, const Array<float>& grads, float anticipate) {
+    check_shape(grads, "grads", {checked(slots), cache().dim()});
+    cache().update(slots.data(), grads.data(), slots.shape(0), anticipate);
+  }
+
+  void take_due(const Array<int64_t>& slots, int64_t staleness) {
+    cache().take_pending(slots.data(), checked(slots), staleness, &released());
+  }
+
+  Array<int32_t> clocks_within(const Array<int64_t>& slots, bool will_write, int64_t staleness) {
+    Array<int32_t> clocks(checked(slots));
+    cache().clocks_within(slots.data(), slots.shape(0), will_write, staleness, clocks.mutable_data());
+    return clocks;
+  }
+
+  Array<int32_t> clocks(const Array<int64_t>& slots) {
+    Array<int32_t> out(checked(slots));
+    for (ssize_t i = 0; i < out.size(); ++i) out.mutable_at(i) = slots.at(i) < 0 ? -1 : cache().clock(slots.at(i));
+    return out;
+  }
+
+  void forget(const Array<int64_t>& keys) { cache().forget(keys.data(), keys.size()); }
+
+ private:
+  ssize_t checked(const Array<int64_t>& slots) {
+    check_shape(slots, "slots", {-1});
+    check_in(slots.data(), slots.shape(0), cache().num_slots(), "slots", -1);
+    return slots.shape(0);
+  }
+
+  ssize_t check_rows(const Array<int64_t>& slots, const Array<bool>& chosen, const Array<float>& weights,
+                     const Array<float>& states, const Array<int32_t>& clocks) {
+    const ssize_t n = checked(slots);
+    check_shape(chosen, "chosen", {n});
+    check_shape(weights, "weights", {n, cache().dim()});
+    check_shape(states, "states", {n, cache().preview_dim()});
+    check_shape(clocks, "clocks", {n});
+    return n;
+  }
+};
+
+// Numbers of each entry, in the memory of the sums: (n,), or (n, k).
+template <typename Number, typename Values>
+auto column(Values ReleasedSums::* values) {
+  return [values](const py::object& self) {
+    auto& of = self.cast<ReleasedSums&>();
+    const auto n = static_cast<ssize_t>(of.keys.size());
+    constexpr ssize_t kInValue = sizeof(typename Values::value_type) / sizeof(Number);
+    const ssize_t width = n > 0 ? static_cast<ssize_t>((of.*values).size()) / n * kInValue : kInValue;
+    std::vector<ssize_t> shape{n};
+    if (width > 1 || std::is_same_v<Number, float>) shape.push_back(width);
+    return Array<Number>(shape, reinterpret_cast<const Number*>((of.*values).data()), self);
+  };
+}
+
+void bind_lines(py::module_& m) {
+  py::class_<ReleasedSums, std::shared_ptr<ReleasedSums>>(
+      m, "ReleasedSums", "Gradient sums of n keys that lines have released (cpp/cache/released_sums.h).")
+      .def_property_readonly("keys", column<int64_t>(&ReleasedSums::keys))
+      .def_property_readonly("clocks", column<int32_t>(&ReleasedSums::clocks))
+      .def_property_readonly("counts", column<int32_t>(&ReleasedSums::counts))
+      .def_property_readonly("steps", column<int32_t>(&ReleasedSums::steps), "(n, 2)")
+      .def_property_readonly("sums", column<float>(&ReleasedSums::sums), "(n, sum_dim)");
+  m.attr("UNBOUNDED") = kUnbounded;
+  m.attr("UNKNOWN_CLOCK") = kUnknownClock;
+  m.attr("NO_LINE") = kNoLine;
+  m.attr("WAYS") = kWays;
+  m.attr("LINE_OVERHEAD_BYTES") = RowCache::kLineOverhead;
+
+  py::class_<Lines, PyLines>(m, "Lines", "The cache of rows, as a client uses it (cpp/client/lines.h).")
+      .def(py::init([](int64_t capacity_rows, const RowOptimizer& rule) {
+             return new PyLines({capacity_rows, rule.dim(), rule.preview_dim(), rule.sum_dim(), true});
+           }),
+           "capacity_rows"_a, "rule"_a)
+      .def_property_readonly("capacity_rows", &Lines::capacity_rows, "Lines; with 0 no key has one.")
+      .def_property_readonly(
+          "computes_beside", [](const Lines& of) { return of.form().computes_beside; },
+          "Whether another processor computes the model, so that the host can prepare the next batch meanwhile.");
+
+  py::class_<PyHostLines, Lines>(m, "HostLines", "Lines in host memory (cpp/client/host_lines.h, cache/row_cache.h).")
+      .def(py::init<int64_t, const RowOptimizer&, const std::string&, const std::string&>(), "capacity_rows"_a,
+           "rule"_a, "policy"_a, "rows"_a = "float32")
+      .def_property_readonly("lags",
+                             [](const PyHostLines& of) { return Array<int64_t>(LagHistogram::kBins, of.lags().bins); })
+      .def("set_step", &PyHostLines::set_step, "lr"_a, "step"_a)
+      .def(
+          "set_drift", [](PyHostLines& of, float most, float others) { of.cache().set_drift(most, others); }, "most"_a,
+          "others"_a)
+      .def("look_up", &PyHostLines::look_up, as_is("keys"), as_is("slots"))
+      .def("use", &PyHostLines::use, as_is("slots"), "num_keys"_a)
+      .def("refresh", &PyHostLines::refresh, as_is("slots"), as_is("chosen"), as_is("weights"), as_is("states"),
+           as_is("clocks"), "anticipate"_a)
+      .def("insert_and_evict", &PyHostLines::insert_and_evict, as_is("keys"), as_is("chosen"), as_is("weights"),
+           as_is("states"), as_is("clocks"), as_is("slots"))
+      .def("gather", &PyHostLines::gather, as_is("slots"), as_is("out"))
+      .def("update", &PyHostLines::update, as_is("slots"), as_is("grads"), "anticipate"_a)
+      .def("take_due", &PyHostLines::take_due, as_is("slots"), "staleness"_a)
+      .def("take_all", &PyHostLines::due_all)
+      .def("take", &PyHostLines::take)
+      .def("clocks_within", &PyHostLines::clocks_within, as_is("slots"), "will_write"_a, "staleness"_a)
+      .def("forget", &PyHostLines::forget, as_is("keys"))
+      .def("clocks", &PyHostLines::clocks, as_is("slots"), "c_c of each line, -1 where there is none.");
+  m.def(
+      "preview_sums",
+      [](const RowOptimizer& rule, const Array<int64_t>& positions, Array<float> weights, Array<float> states,
+         Array<int32_t> clocks, Array<float> sums, const Array<int32_t>& counts, Array<int32_t> sum_clocks,
+         float anticipate) {
+        const ssize_t n = positions.shape(0), num_rows = clocks.shape(0);
+        check_in(positions.data(), n, num_rows, "positions", -1);
+        check_shape(weights, "weights", {num_rows, rule.dim()});
+        check_shape(states, "states", {num_rows, rule.preview_dim()});
+        check_shape(sums, "sums", {n, rule.sum_dim()});
+        check_shape(counts, "counts", {n});
+        check_shape(sum_clocks, "sum_clocks", {n});
+        preview_sums(rule, positions.data(), n, sums.mutable_data(), counts.data(), sum_clocks.mutable_data(),
+                     anticipate, weights.mutable_data(), states.mutable_data(), clocks.mutable_data());
+      },
+      "rule"_a, as_is("positions"), as_is("weights"), as_is("states"), as_is("clocks"), as_is("sums"), as_is("counts"),
+      as_is("sum_clocks"), "anticipate"_a, "As in cpp/cache/row_cache.h.");
+}
+
+using Mask = Array<bool>;
+using PyKeys = std::shared_ptr<Keys>;
+
+std::vector<uint8_t> ranks_in(const Mask& mask, const Partition& partition) {
+  check_shape(mask, "a mask of ranks", {static_cast<ssize_t>(partition.size())});
+  return {mask.data(), mask.data() + mask.size()};
+}
+
+PyKeys keys_of(const KeySpace& space, const py::object& tensor, const Array<int64_t>& values) {
+  const int64_t *key = values.data(), n = values.size();
+  std::shared_ptr<const void> identity(kept(tensor), tensor.ptr());
+  py::gil_scoped_release release;
+  return std::make_shared<Keys>(space, key, n, std::move(identity));
+}
+
+// Those of this tensor, if it still has their values; else null.
+PyKeys found_again(const RecentKeys& recent, const py::object& tensor) {
+  const auto found = recent.of_batch(tensor.ptr());  // copied: numpy() may let another thread add keys
+  if (found.empty()) return nullptr;
+  const auto values = Array<int64_t>::ensure(tensor.attr("numpy")());
+  for (const PyKeys& keys : found)
+    if (values && keys->has_values(values.data(), values.size())) return keys;
+  return nullptr;
+}
+
+std::vector<KeysOfCall> calls_of(const std::vector<PyKeys>& keys) {
+  for (const PyKeys& of : keys)
+    if (!of) throw std::invalid_argument("a client takes Keys, got None");
+  return {keys.begin(), keys.end()};
+}
+
+template <typename Client>
+void check_clients(const std::vector<Client*>& clients) {
+  for (const Client* of : clients)
+    if (of == nullptr) throw std::invalid_argument("a call takes clients, got None");
+}
+
+// Gradients (n, dim) for n keys.
+void check_rows(const py::object& grads, const Keys& keys) {
+  if (grads.attr("size")(0).cast<int64_t>() != keys.size())
+    throw std::invalid_argument("gradients must have a row for each key");
+}
+
+// The verbs of a client: static calls on several of them. grads_of(tensor, keys, table): gradients as write() takes
+// them.
+template <typename Client, typename Bind, typename GradsOf>
+void bind_verbs(Bind& bind, GradsOf grads_of) {
+  using Clients = std::vector<Client*>;
+  bind.def_static(
+          "read",
+          [](const Clients& clients, const std::vector<PyKeys>& keys) {
+            check_clients(clients);
+            const auto keys_of_call = calls_of(keys);
+            std::vector<ModelRows> rows;
+            {
+              py::gil_scoped_release release;
+              rows = Client::read(clients, keys_of_call);
+            }
+            py::list tensors;
+            for (size_t i = 0; i < rows.size(); ++i)
+              tensors.append(object_of(rows[i], clients[i]->table().lines->form().dim));
+            return tensors;
+          },
+          "clients"_a, "keys"_a,
+          "Keys -> rows (n, dim) float32 on each table's device, as recent as the consistency model requires.")
+      .def_static(
+          "announce",
+          [](const Clients& clients, const std::vector<PyKeys>& keys) {
+            check_clients(clients);
+            Client::announce(clients, calls_of(keys));
+          },
+          "clients"_a, "keys"_a, WithoutGil(), "Announces the Keys of a later read.")
+      .def_static(
+          "write",
+          [grads_of](const Clients& clients, const std::vector<PyKeys>& keys, const std::vector<py::object>& grads) {
+            check_clients(clients);
+            const auto keys_of_call = calls_of(keys);
+            std::vector<decltype(grads_of(grads[0], *keys[0], clients[0]->table()))> rows;
+            for (size_t i = 0; i < clients.size(); ++i) {
+              check_rows(grads.at(i), *keys.at(i));
+              rows.push_back(grads_of(grads[i], *keys[i], clients[i]->table()));
+            }
+            py::gil_scoped_release release;
+            Client::write(clients, keys_of_call, rows);
+          },
+          "clients"_a, "keys"_a, "grads"_a,
+          "Pushes gradients (n, dim) of each table's Keys, or keeps them pending for a later push.")
+      .def(
+          "peek",
+          [](const Client& client, const PyKeys& keys) {
+            const int64_t dim = client.table().lines->form().dim;
+            const Array<float> rows({static_cast<ssize_t>(keys->size()), static_cast<ssize_t>(dim)});
+            float* out = const_cast<float*>(rows.data());
+            {
+              py::gil_scoped_release release;
+              client.peek(*keys, out);
+            }
+            return rows;
+          },
+          "keys"_a.none(false), "The owners' rows (n, dim), for evaluation; neither lines nor counters are used.")
+      .def("resume_at", &Client::resume_at, "step"_a, WithoutGil(), "Continues as after `step` steps.")
+      .def_property_readonly("step", &Client::step, "Steps written so far (at s = 0: and settled).");
+}
+
+void bind_keys(py::module_& m) {
+  py::class_<Keys, PyKeys>(m, "Keys", "Keys of a call, checked (cpp/client/keys.h).")
+      .def("__len__", &Keys::size)
+      .def_property_readonly(
+          "array", [](const Keys& of) { return array_of(of.array); }, "Their values: (n,) int64.")
+      .def_property_readonly("route", [](const Keys& of) { return of.route; }, "Their owners.");
+  py::class_<KeySpace>(m, "KeySpace", "The keys of a table, as one rank sees them (cpp/client/keys.h).")
+      .def(py::init(
+               [](const Partition& partition, int64_t rank, const Mask& remote, const Mask& admitted, Lines* lines) {
+                 return KeySpace{partition, rank, ranks_in(remote, partition), ranks_in(admitted, partition), lines};
+               }),
+           "partition"_a, "rank"_a, as_is("remote_ranks"), as_is("admitted_ranks"), "lines"_a, py::keep_alive<1, 6>(),
+           "Masks (size,) bool of the ranks on other nodes, and of those whose rows may be cached.")
+      .def("keys", &keys_of, "tensor"_a, as_is("values"),
+           "Keys of values (n,) int64. tensor: identifies the batch. Raises IndexError for a key that is not in the "
+           "table. Thread-safe.");
+  py::class_<RecentKeys>(m, "RecentKeys", "Keys that were checked last.")
+      .def(py::init<size_t>(), "most"_a)
+      .def_property("most", &RecentKeys::most, &RecentKeys::set_most, "How many are kept.")
+      .def("add", &RecentKeys::add, "keys"_a)
+      .def("find", &found_again, "tensor"_a, "Those of this tensor, None if its values are others now.");
+}
+
+// Gradients at s = 0: in host memory, finite. Those of a GPU are waited for.
+Buffer<float> exact_grads(const py::object& grads, const Keys& keys, const Table& table) {
+  const InPart push(*table.spans, kPush);
+  const Lines::Form& form = table.lines->form();
+  Buffer<float> rows = host_rows_of(grads.attr("cpu")(), form.dim);
+  if (form.computes_beside)
+    py::module_::import("hetmpi.table.client")
+        .attr("check_finite")(array_of(keys.array),
+                              array_of(rows, {static_cast<ssize_t>(keys.size()), static_cast<ssize_t>(form.dim)}));
+  return rows;
+}
+
+void bind_exact(py::module_& m) {
+  py::class_<ExactClient> bind(m, "ExactClient", "One rank's side of a table at s = 0 (cpp/client/exact.h).");
+  bind.def(py::init([](const Table& table, ShardArrays& shard, const RowOptimizer& rule, ExactClient::Rate rate) {
+             StepReducer reducer(shard.ends({shard.dim(), false}), table.rank(), shard.core(), shard.applied());
+             return new ExactClient(table, std::move(reducer), rule, std::move(rate));
+           }),
+           "table"_a, "shard"_a, "rule"_a, "rate"_a,
+           "shard: this rank's. rate: learning rate of a step, counted from 0. The caller keeps what is given.");
+  bind_verbs<ExactClient>(bind, &exact_grads);
+  bind.def_static(
+          "settle",
+          [](const std::vector<ExactClient*>& clients) {
+            check_clients(clients);
+            ExactClient::settle(clients);
+          },
+          "clients"_a, WithoutGil(), "Applies the gradients of all ranks' last write, without a barrier.")
+      .def("check_write", &ExactClient::check_write, "Raises RuntimeError unless write() may be called now.")
+      .def("receive_all", &ExactClient::receive_all, WithoutGil())
+      .def("receive_pending", &ExactClient::receive_pending, WithoutGil(),
+           "Takes the gradients that have arrived, while this rank waits for others.")
+      .def_property_readonly("is_written", &ExactClient::is_written, "Whether a write is not settled yet.")
+      .def_property_readonly("num_ahead", &ExactClient::num_ahead, "Batches announced and not read.");
+}
+
+void bind_bounded(py::module_& m) {
+  py::class_<BoundedClient> bind(m, "BoundedClient", "One rank's side of a table at s >= 1 (cpp/client/bounded.h).");
+  bind.def(py::init([](const Table& table, PushApplier* owner, const RowOptimizer& rule, BoundedClient::Rates rates,
+                       int64_t bound, size_t batches_per_pull, float anticipate) {
+             const BoundedClient::Settings settings{bound, batches_per_pull, anticipate};
+             return new BoundedClient(table, owner, rule, std::move(rates), settings);
+           }),
+           "table"_a, "owner"_a, "rule"_a, "rates"_a, "bound"_a, "batches_per_pull"_a, "anticipate"_a,
+           "owner: applies pushes to this rank's shard. rates: learning rates of a step, counted from 0, and of some "
+           "that follow. The caller keeps what is given.");
+  bind_verbs<BoundedClient>(
+      bind, [](const py::object& grads, const Keys&, const Table& table) { return rows_of(grads, *table.lines); });
+  bind.def("send_all", &BoundedClient::send_all, WithoutGil(),
+           "Sends all pending gradients of this rank to their owners and waits until they are applied.")
+      .def("await_owners", &BoundedClient::await_owners, WithoutGil(),
+           "Waits until the owners have applied the gradients that this rank has pushed.")
+      .def("drop_all", &BoundedClient::drop_all, WithoutGil(),
+           "Ends the transfers for announced batches, which may still be read.")
+      .def("set_rates", &BoundedClient::set_rates, WithoutGil(), "Tells the owner's side this rank's step.")
+      .def_property_readonly("num_held", &BoundedClient::num_held, "Messages with gradients held for other nodes.")
+      .def_property_readonly(
+          "last_read",
+          [](const BoundedClient& of) {
+            const Batch* last = of.last();
+            if (last == nullptr) throw std::runtime_error("nothing was read yet");
+            return py::make_tuple(array_of(last->slots), array_of(last->clocks));
+          },
+          "Slots and clocks (n,) of the keys of the last read.");
+}
+
+}  // namespace
+
+void bind_client(py::module_& m) {
+  bind_lines(m);
+  m.attr("MOST_AHEAD") = kMostAhead;
+  bind_keys(m);
+  py::class_<Table>(m, "Table", "What the client of a table uses (cpp/client/client.h).")
+      .def(py::init([](const KeySpace* space, const NodeRows* node, Channel* channel, Lines* lines, Spans* spans,
+                       Counters* counters, std::vector<RingProducer*> rings) {
+             if (rings.size() != static_cast<size_t>(space->partition.size()))
+               throw std::invalid_argument("a table takes a ring, or None, for each rank");
+             return Table{space, node, channel, lines, spans, counters, std::move(rings)};
+           }),
+           "space"_a, "node"_a, "channel"_a, "lines"_a, "spans"_a, "counters"_a, "rings"_a,
+           "rings: of each rank, to another owner of this node, else None. The caller keeps what is given.");
+  bind_exact(m);
+  bind_bounded(m);
+}
+
+}  // namespace hetmpi
