@@ -146,8 +146,8 @@ run_simulate() {  # KEY=VALUE...
 
 run_lint() {
   cd "$ROOT"
-  ruff check --no-cache . && ruff format --check . && git ls-files 'cpp/*' 'tests/cpp/*' | grep -E '\.(h|cuh|c|cpp|cu)$' |
-    xargs clang-format --dry-run -Werror
+  ruff check --no-cache . && ruff format --check . &&
+    git ls-files 'cpp/*' 'tests/cpp/*' | grep -E '\.(h|cuh|c|cpp|cu)$' | xargs clang-format --dry-run -Werror
 }
 
 AT_TWO=()  # the tests of test quick at two ranks

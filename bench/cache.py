@@ -89,7 +89,7 @@ class Filled:
         return slots
 
     def insert(self, keys: np.ndarray):
-        """Inserts those of `keys` that have no line; the pushes are discarded."""
+        """Inserts those of `keys` that have no line; the sums of evicted ones are discarded."""
         slots = self.find(keys)
         self.cache.insert_and_evict(keys, slots < 0, *self.rows(keys), slots)
         self.cache.take()

@@ -70,7 +70,7 @@ class KeyIndex {
   // Removes all keys, then takes keys (n) up to the first that has occurred before: its position, -1 if all are
   // distinct.
   int64_t first_repeated(const int64_t* keys, int64_t n) {
-    // The ones taken last, as those of number_all() often are, are distinct.
+    // The keys held already are distinct: often these, from number_all().
     if (n == size() && std::equal(keys, keys + n, keys_.begin())) return -1;
     clear(n);
     int64_t repeated = -1;

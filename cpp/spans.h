@@ -78,7 +78,7 @@ class Spans {
   const std::array<double, kNumParts>& seconds() const { return seconds_; }
   const std::deque<Traced>& trace() const { return trace_; }
 
-  // Called by pause(), if set.
+  // Called by pause(next), if set.
   std::function<void(const char* next)> on_pause;
   int64_t step = 0;  // current one, from 0
 

@@ -10,13 +10,13 @@
 //   refresh           replaces lines by the owners' rows; a pending sum stays pending and is applied on top
 //   insert_and_evict  assigns a line to keys without one: an empty line of the set, otherwise the one of least worth.
 //                     Lines used in this iteration stay, so a key may get none (-1). Pending sums of evicted lines are
-//                     added to the pushes
+//                     added to the released sums
 //   gather            copies rows by slot
 //   update            adds one iteration's gradients by slot to the pending sums, and applies them to the rows as a
 //                     preview of the owner's update, scaled by `anticipate`
-//   push_directly     adds the gradients of keys without a line to the pushes
+//   push_directly     adds the gradients of keys without a line to the released sums
 //   clocks_within     clocks of usable lines, from which an owner determines the lines that are too old
-//   take_pending      moves pending sums to the pushes: those by slot that are due at a staleness, or all
+//   take_pending      moves pending sums to the released sums: those by slot that are due at a staleness, or all
 //
 // REQUIRES of all calls: slots are -1 (skipped) or were returned for a key that has not been evicted since; no slot
 // occurs twice in a batch. insert_and_evict: keys without a slot are not in the cache.
@@ -224,7 +224,7 @@ class RowCache {
   }
 
   // For entries that are `chosen` (n) and have no slot yet; weights, states, clocks as for refresh. Sets slots (n),
-  // appends the pushes to `out`, returns the number of evicted lines.
+  // appends the released sums to `out`, returns the number of evicted lines.
   int64_t insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
                            const int32_t* clocks, int64_t n, int64_t* slots, ReleasedSums* out) {
     if (shape_.num_sets == 0) return 0;
@@ -314,8 +314,8 @@ class RowCache {
     }
   }
 
-  // For entries without a line: appends their gradients to the pushes. clocks (n): of the owners when the rows were
-  // read, or kUnknownClock.
+  // For entries without a line: appends their gradients to the released sums. clocks (n): of the owners when the rows
+  // were read, or kUnknownClock.
   void push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                      ReleasedSums* out) const {
     for (int64_t i = 0; i < n; ++i)

@@ -399,7 +399,7 @@ __global__ void update_kernel(Lines lines, const int64_t* slots, const uint8_t* 
   if (i >= n || slots[i] < 0) return;
   const Together loop{lane_number()};
   float* pending = lines.pending_of(slots[i]);
-  if (is_first[i]) {  // squares too: pushes are checked for NaN
+  if (is_first[i]) {  // squares too: released sums are checked for NaN
     loop.each(lines.optimizer.sum_dim(), [=](int64_t d) { pending[d] = 0; });
     __syncwarp();
   }
@@ -477,7 +477,7 @@ __global__ void close_kernel(Lines lines, const Gone* gone, const int32_t* flags
   if (i < n && flags[i]) lines.line[gone[i].slot].count = 0;
 }
 
-// Destination of pushes.
+// Destination of released sums.
 struct Out {
   int64_t* keys;
   int32_t *clocks, *counts;
@@ -542,7 +542,7 @@ struct CudaRowCache::Memory {
   bool has_drift = false;
   DeviceArray<Drift> drift;
   Ageing ageing;
-  int64_t num_closed = 0;  // pending sums moved to the pushes
+  int64_t num_closed = 0;  // pending sums moved to the released sums
   DeviceArray<uint8_t> tag;
   DeviceArray<int64_t> key;
   DeviceArray<uint64_t> worth;
@@ -551,13 +551,13 @@ struct CudaRowCache::Memory {
   DeviceArray<uint8_t> weight;
   DeviceArray<float> state, pending;
   DeviceArray<Counted> counted;
-  // Pushes in GPU memory.
+  // Released sums in GPU memory.
   DeviceArray<int64_t> out_keys;
   DeviceArray<int32_t> out_clocks, out_counts;
   DeviceArray<Steps> out_steps;
   DeviceArray<float> out_sums;
   int64_t num_out = 0;
-  ReleasedSums handed_out;  // earlier pushes, in host memory
+  ReleasedSums handed_out;  // earlier ones, in host memory
   // Workspace of a call.
   DeviceArray<uint8_t> is_chosen, scratch;
   DeviceArray<uint32_t> sets, sorted_sets;
@@ -584,7 +584,8 @@ struct CudaRowCache::Memory {
     return to_host(at.data() + n - 1, stream) + to_host(flags.data() + n - 1, stream);
   }
 
-  // Makes room for `num` more pushes. Called before any line changes, so that nothing is lost if memory is short.
+  // Makes room for `num` more released sums. Called before any line changes, so that nothing is lost if memory is
+  // short.
   void make_room_out(int64_t num, cudaStream_t stream) {
     const int64_t sum_dim = optimizer.sum_dim();
     out_keys.make_room(num_out + num, num_out, stream);
@@ -600,7 +601,7 @@ struct CudaRowCache::Memory {
             out_steps.data() + num_out, out_sums.data() + num_out * optimizer.sum_dim()};
   }
 
-  // Writes the `num` pending sums in `gone` that are flagged and numbered to the pushes.
+  // Writes the `num` pending sums in `gone` that are flagged and numbered to the released sums.
   void release_gone(int64_t n, int64_t num, cudaStream_t stream) {
     if (num > 0)
       launch(release_pending_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out());
@@ -609,7 +610,7 @@ struct CudaRowCache::Memory {
     HETMPI_CHECK(cudaStreamSynchronize(stream));
   }
 
-  // Writes those of `slots` that due_kernel selects, or of the n slots from first_slot on, to the pushes.
+  // Writes those of `slots` that due_kernel selects, or of the n slots from first_slot on, to the released sums.
   void release_due(const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness, cudaStream_t stream) {
     flags.make_room(n, 0, stream);
     gone.make_room(n, 0, stream);
@@ -620,7 +621,7 @@ struct CudaRowCache::Memory {
     release_gone(n, num, stream);
   }
 
-  // Moves the pushes to host memory.
+  // Moves the released sums to host memory.
   void fetch_out(cudaStream_t stream) {
     const auto fetch = [&](auto& to, const auto& from, int64_t n) {
       const size_t had = to.size();
@@ -667,7 +668,7 @@ int CudaRowCache::device() const { return memory_->device; }
 int64_t CudaRowCache::capacity_rows() const { return memory_->shape.capacity_rows(); }
 int64_t CudaRowCache::num_slots() const { return memory_->shape.num_slots(); }
 const RowOptimizer& CudaRowCache::optimizer() const { return memory_->optimizer; }
-int64_t CudaRowCache::num_pushes() const {
+int64_t CudaRowCache::num_released() const {
   return memory_->num_out + static_cast<int64_t>(memory_->handed_out.keys.size());
 }
 void CudaRowCache::set_drift(float most, float others) {
@@ -831,7 +832,7 @@ void CudaRowCache::take_all(Stream stream) {
   }
 }
 
-ReleasedSums CudaRowCache::take_pushes(Stream stream) {
+ReleasedSums CudaRowCache::take(Stream stream) {
   const OnDevice here(device());
   memory_->fetch_out(on(stream));
   return std::exchange(memory_->handed_out, ReleasedSums());

@@ -3,7 +3,7 @@
 //
 // All arrays of a batch are in the memory of the GPU `device`, or in pinned host memory, which it accesses in place,
 // unless noted. Calls are asynchronous on the caller's stream, unless noted: arrays must live until they are done.
-// Pushes are kept here until take_pushes(). CUDA errors are thrown as std::runtime_error; if memory is short for a
+// Released sums are kept here until take(). CUDA errors are thrown as std::runtime_error; if memory is short for a
 // call, no line has changed. NaNs may have other bits than on the CPU. REQUIRES of all calls: one stream at a time;
 // slots as for RowCache, and in range.
 #pragma once
@@ -67,9 +67,9 @@ class CudaRowCache {
   // Synchronous.
   void take_all(Stream stream);
 
-  // The pushes since the last call, in host memory. Synchronous.
-  ReleasedSums take_pushes(Stream stream);
-  int64_t num_pushes() const;
+  // The released sums since the last call, in host memory. Synchronous.
+  ReleasedSums take(Stream stream);
+  int64_t num_released() const;
   // In host memory; synchronous.
   Counts counts(Stream stream) const;
   LagHistogram lags(Stream stream) const;

@@ -264,8 +264,8 @@ class RingProducer {
   RecordFormat format_;
 };
 
-// Writes those of num_rows rows that are left after *num_written: write(number of rows left) as RingProducer::write.
-// Returns false if the ring is full.
+// Writes the rows from *num_written to num_rows, as one or several records, and advances *num_written. write(n): writes
+// up to n of them, as RingProducer::write. Returns false if the ring is full.
 template <typename Write>
 bool write_rest(int64_t num_rows, int64_t* num_written, Write write) {
   int64_t n = 0;

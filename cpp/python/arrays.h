@@ -71,6 +71,14 @@ py::capsule owner_of(Owner owner) {
   return py::capsule(new Owner(std::move(owner)), [](void* of) { delete static_cast<Owner*>(of); });
 }
 
+// The array (n) of a vector, without a copy.
+inline Array<int64_t> array_of(std::vector<int64_t>&& values) {
+  auto owner = std::make_shared<std::vector<int64_t>>(std::move(values));
+  const auto n = static_cast<ssize_t>(owner->size());
+  const int64_t* at = owner->data();
+  return Array<int64_t>(n, at, owner_of(std::move(owner)));
+}
+
 inline Array<int64_t> array_of(Words words) {
   const int64_t *at = words.at, num = words.num;
   return Array<int64_t>(num, at, owner_of(std::move(words)));

@@ -1,5 +1,5 @@
-// The bindings, the only part that uses Python: each file adds the classes and functions of a room to the module
-// hetmpi._C. They check dtypes and shapes, release the GIL and call the core.
+// The bindings, the only part that uses Python: each call adds classes and functions, about those of a folder of cpp/,
+// to the module hetmpi._C. They check dtypes and shapes, release the GIL and call the core.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -129,7 +129,9 @@ class PyLines : public Lines {
 
   std::shared_ptr<ReleasedSums> take() override {
     py::gil_scoped_acquire acquire;
-    return call("take").cast<std::shared_ptr<ReleasedSums>>();
+    auto taken = call("take").cast<std::shared_ptr<ReleasedSums>>();
+    if (!taken) throw py::type_error("lines: take() must return ReleasedSums, got None");
+    return taken;
   }
 
  private:
@@ -249,9 +251,8 @@ void bind_lines(py::module_& m) {
       .def_property_readonly("clocks", column<int32_t>(&ReleasedSums::clocks))
       .def_property_readonly("counts", column<int32_t>(&ReleasedSums::counts))
       .def_property_readonly("steps", column<int32_t>(&ReleasedSums::steps), "(n, 2)")
-      .def_property_readonly("sums", column<float>(&ReleasedSums::sums), "(n, sum_dim)");
+      .def_property_readonly("sums", column<float>(&ReleasedSums::sums), "(n, sum_dim); (0, 1) without any.");
   m.attr("UNBOUNDED") = kUnbounded;
-  m.attr("UNKNOWN_CLOCK") = kUnknownClock;
   m.attr("NO_LINE") = kNoLine;
   m.attr("WAYS") = kWays;
   m.attr("LINE_OVERHEAD_BYTES") = RowCache::kLineOverhead;

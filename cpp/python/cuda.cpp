@@ -223,7 +223,7 @@ class PyCudaCache {
 
   std::shared_ptr<ReleasedSums> take(uintptr_t stream) {
     py::gil_scoped_release release;
-    return std::make_shared<ReleasedSums>(cache_.take_pushes(stream_of(stream)));
+    return std::make_shared<ReleasedSums>(cache_.take(stream_of(stream)));
   }
 
   py::array_t<int64_t> lags(uintptr_t stream) const {
@@ -242,7 +242,7 @@ class PyCudaCache {
   }
 
   int64_t capacity_rows() const { return cache_.capacity_rows(); }
-  int64_t num_pushes() const { return cache_.num_pushes(); }
+  int64_t num_released() const { return cache_.num_released(); }
   void set_step(double lr, int64_t step) { cache_.set_step(lr, step); }
   void set_drift(float most, float others) { cache_.set_drift(most, others); }
 
@@ -280,7 +280,7 @@ void bind_cuda(py::module_& m) {
       .def(py::init<int64_t, RowOptimizer, const std::string&, const std::string&, int>(), "capacity_rows"_a,
            "optimizer"_a, "policy"_a, "rows"_a = "float32", "device"_a = 0)
       .def_property_readonly("capacity_rows", &PyCudaCache::capacity_rows)
-      .def_property_readonly("num_pushes", &PyCudaCache::num_pushes, "Sums that take() has not returned yet.")
+      .def_property_readonly("num_released", &PyCudaCache::num_released, "Sums that take() has not returned yet.")
       .def("set_step", &PyCudaCache::set_step, "lr"_a, "step"_a)
       .def("set_drift", &PyCudaCache::set_drift, "most"_a, "others"_a)
       .def("look_up", &PyCudaCache::look_up, "keys"_a, "slots"_a, "stream"_a)

@@ -1,10 +1,12 @@
 // Functions on keys and rows: distinct keys, initial values, gather, sum_by_row, spread_add.
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <vector>
 
+#include "data/table_keys.h"
 #include "key_index.h"
 #include "owner/huge_pages.h"
 #include "owner/row_init.h"
@@ -32,6 +34,32 @@ py::tuple unique(const Array<int64_t>& ids) {
   Array<int64_t> keys(seen.size());
   std::copy(seen.keys().begin(), seen.keys().end(), keys.mutable_data());
   return py::make_tuple(keys, index);
+}
+
+py::tuple unique_of_table(const Array<int64_t>& ids, const std::vector<int64_t>& columns,
+                          const std::vector<Array<int64_t>>& lists, int64_t first, Array<int64_t> index) {
+  static thread_local TableKeys found;
+  check_shape(ids, "ids", {-1, -1});
+  check_shape(index, "index", {ids.shape(0), ids.shape(1)});
+  check_in(columns.data(), static_cast<ssize_t>(columns.size()), ids.shape(1), "columns");
+  std::vector<TableKeys::List> values;
+  for (const auto& list : lists) values.emplace_back(list.data(), list.size());
+  {
+    const ssize_t n = ids.shape(0), width = ids.shape(1);
+    const int64_t* id = ids.data();
+    int64_t* out = index.mutable_data();
+    py::gil_scoped_release release;
+    found.take(id, n, width, columns, values, first, out);
+  }
+  py::list of_lists;
+  const int64_t* numbers = found.numbers().data() + ids.shape(0) * static_cast<ssize_t>(columns.size());
+  for (const auto& [_, num] : values) {
+    of_lists.append(Array<int64_t>(num, numbers));
+    numbers += num;
+  }
+  const auto num_keys = static_cast<ssize_t>(found.keys().size());
+  return py::make_tuple(Array<int64_t>(num_keys, found.keys().data()), Array<int64_t>(num_keys, found.counts().data()),
+                        of_lists);
 }
 
 // Position of the first key in keys (n,) that has occurred before, -1 if all are distinct.
@@ -129,6 +157,11 @@ void spread_add_rows(const Array<float>& values, const Array<int64_t>& offsets, 
 void bind_functions(py::module_& m) {
   m.def("unique", &unique, as_is("ids"),
         "ids (N,) int64 -> keys (U,) int64 in order of first appearance, index (N,) int64 with ids == keys[index].");
+  m.def(
+      "unique_of_table", &unique_of_table, as_is("ids"), "columns"_a, "lists"_a, "first"_a, as_is("index"),
+      "Distinct keys of a table in a batch: those of its columns of ids (B, F) int64, row by row, then of lists, each "
+      "(n,) int64. Their numbers, from `first` on, go to the same columns of index (B, F). Returns keys (U,) int64 in "
+      "order of first appearance, how often each occurs (U,) int64, and the numbers of each list (n,) int64.");
   m.def("first_repeated", &first_repeated, as_is("keys"),
         "Position of the first of keys (n,) int64 that stands before in keys too, -1 if all are distinct.");
   m.def("all_finite", &all_finite, as_is("values"),

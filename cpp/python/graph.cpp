@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -16,14 +15,6 @@
 
 namespace hetmpi {
 namespace {
-
-// The array (n) of a vector, without a copy.
-Array<int64_t> array_of(std::vector<int64_t>&& values) {
-  auto owner = std::make_unique<std::vector<int64_t>>(std::move(values));
-  auto* kept = owner.release();
-  const py::capsule free(kept, [](void* pointer) { delete static_cast<std::vector<int64_t>*>(pointer); });
-  return Array<int64_t>(kept->size(), kept->data(), free);
-}
 
 // Not inlined: the address of thread-local memory would be looked up at each access.
 [[gnu::noinline]] Sampler& sampler_of_thread() {

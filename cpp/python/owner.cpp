@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -95,16 +94,6 @@ py::object numbers(const py::object& route, const std::vector<int64_t>& from, in
 }
 
 void bind_partition(py::module_& m) {
-  py::class_<Partition>(m, "Partition", "Which rank owns a key, and at which row of its shard (cpp/owner/partition.h).")
-      .def(py::init<const std::string&, int64_t, int64_t>(), "kind"_a, "num_rows"_a, "size"_a)
-      .def("num_local_rows", &Partition::num_local_rows, "rank"_a, "Rows of a rank's shard.")
-      .def("locate", &locate, as_is("keys"), "keys (n,) int64 -> owner (n,) int64, row (n,) int64.")
-      .def("keys_of", &keys_of, "rank"_a, "begin"_a, "end"_a,
-           "Keys of rows [begin, end) of a rank's shard: (end - begin,) int64.")
-      .def("route", &route_of, as_is("keys"), "The Route of keys (n,) int64.");
-  py::class_<Directory>(m, "Directory", "Which row of its shard an owner has for a key (cpp/owner/directory.h).")
-      .def(py::init<const Partition&, int64_t>(), "partition"_a, "owner"_a)
-      .def("rows_of", &rows_of, as_is("keys"), "keys (n,) int64, this owner's -> rows (n,) int64.");
   py::class_<Route, std::shared_ptr<Route>>(m, "Route", "The keys of a batch sorted by owner (cpp/owner/route.h).")
       .def(
           "of",
@@ -123,6 +112,16 @@ void bind_partition(py::module_& m) {
             return owners;
           },
           "Ranks that own at least one of the keys, ascending.");
+  py::class_<Partition>(m, "Partition", "Which rank owns a key, and at which row of its shard (cpp/owner/partition.h).")
+      .def(py::init<const std::string&, int64_t, int64_t>(), "kind"_a, "num_rows"_a, "size"_a)
+      .def("num_local_rows", &Partition::num_local_rows, "rank"_a, "Rows of a rank's shard.")
+      .def("locate", &locate, as_is("keys"), "keys (n,) int64 -> owner (n,) int64, row (n,) int64.")
+      .def("keys_of", &keys_of, "rank"_a, "begin"_a, "end"_a,
+           "Keys of rows [begin, end) of a rank's shard: (end - begin,) int64.")
+      .def("route", &route_of, as_is("keys"), "The Route of keys (n,) int64.");
+  py::class_<Directory>(m, "Directory", "Which row of its shard an owner has for a key (cpp/owner/directory.h).")
+      .def(py::init<const Partition&, int64_t>(), "partition"_a, "owner"_a)
+      .def("rows_of", &rows_of, as_is("keys"), "keys (n,) int64, this owner's -> rows (n,) int64.");
 }
 
 std::unique_ptr<RowFile> opened(int file, int before, int ballast, int64_t num_rows, int64_t dim, int64_t state_dim,
@@ -218,9 +217,7 @@ void bind_ring(py::module_& m) {
   m.def("min_ring_capacity", &min_ring_capacity, "format"_a);
 
   py::class_<RingProducer>(m, "RingProducer", "The producer's end of a ring (cpp/owner/ring.h).")
-      .def(py::init(&producer_of), as_is("memory"), "format"_a, py::keep_alive<1, 2>())
-      .def_property_readonly("head", &RingProducer::head, "Bytes ever written.")
-      .def_property_readonly("tail", &RingProducer::tail, "Bytes that the owner has applied.");
+      .def(py::init(&producer_of), as_is("memory"), "format"_a, py::keep_alive<1, 2>());
 }
 
 void bind_shards(py::module_& m) {
@@ -250,6 +247,7 @@ void apply_record(PushApplier& owner, const Array<int64_t>& keys, const Array<in
   check_shape(squares, "squares", {std::count_if(count, count + n, has_squares), format.square_dim});
   const RecordColumns columns{keys.data(),  clocks.data(), count, steps ? steps->data() : nullptr,
                               grads.data(), squares.data()};
+  py::gil_scoped_release release;
   owner.apply(columns, n);
 }
 
@@ -270,12 +268,13 @@ void bind_push_applier(py::module_& m) {
       .def("apply_record", &apply_record, as_is("keys"), as_is("clocks"), as_is("counts"), as_is("steps"),
            as_is("grads"), as_is("squares"))
       .def("watch", &PushApplier::watch, "rings"_a, "The rings whose pushes are applied.")
-      .def_property_readonly("num_histories", &PushApplier::num_histories, "Rows of which pushes are kept.");
+      .def_property_readonly("num_histories", py::cpp_function(&PushApplier::num_histories, WithoutGil()),
+                             "Rows of which pushes are kept.");
   py::class_<ApplierThread>(m, "ApplierThread", "Applies what arrives for all tables of a rank while it computes.")
       .def(py::init())
       .def("add", &ApplierThread::add, "applier"_a.none(false), WithoutGil(),
            "Drains the rings of a PushApplier too, which must live until remove().")
-      .def("remove", &ApplierThread::remove, "applier"_a, WithoutGil(),
+      .def("remove", &ApplierThread::remove, "applier"_a.none(false), WithoutGil(),
            "An applier that was not added, or is removed, has no effect.");
 }
 

@@ -40,9 +40,10 @@ void bind_spans(py::module_& m) {
       .def("__call__", &span_of, "part"_a, py::keep_alive<0, 1>(), "A context whose time is added to `part`.")
       .def("now", &Spans::now, "doing"_a, "Sets the current activity outside the parts of a step, for the watchdog.")
       .def_readwrite("step", &Spans::step, "Current step, from 0.")
-      .def_readwrite("on_pause", &Spans::on_pause,
-                     "on_pause(next): called before each part, with its name, and with an empty one where stores of "
-                     "other ranks could matter, if it is not None: of a simulation.")
+      .def_readwrite(
+          "on_pause", &Spans::on_pause,
+          "Of a simulation; None otherwise. Called as on_pause(next) before each part, with the part's name, "
+          "and within parts, with \"\", where another rank's stores could matter.")
       .def_property_readonly("doing", &Spans::doing, "Current part, or the argument of now().")
       .def_property_readonly("ticks", &Spans::ticks, "Number of changes of `doing`.")
       .def_property_readonly(

@@ -22,9 +22,9 @@ namespace hetmpi {
 namespace {
 
 // On memory (capacity,) int64, which the caller keeps alive.
-class PyLineWriter {
+class PyPipeWriter {
  public:
-  explicit PyLineWriter(Array<int64_t> memory) : core_(memory.mutable_data(), memory.shape(0)) {}
+  explicit PyPipeWriter(Array<int64_t> memory) : core_(memory.mutable_data(), memory.shape(0)) {}
 
   int64_t write(const Array<int64_t>& message, int64_t begin) {
     check_shape(message, "message", {-1});
@@ -41,9 +41,9 @@ class PyLineWriter {
   PipeWriter core_;
 };
 
-class PyLineReader {
+class PyPipeReader {
  public:
-  explicit PyLineReader(Array<int64_t> memory) : core_(memory.mutable_data(), memory.shape(0)) {}
+  explicit PyPipeReader(Array<int64_t> memory) : core_(memory.mutable_data(), memory.shape(0)) {}
 
   py::object read() {
     if (!has_read()) return py::none();
@@ -84,7 +84,7 @@ class PyWindowThread {
  public:
   // memory: of all pipes; a client's requests, then its replies, each a header and a ring of `capacity` words.
   PyWindowThread(Server* server, Array<uint8_t> memory, int64_t capacity)
-      : core_(server, lines_in(memory, capacity, server->num_clients()), capacity) {}
+      : core_(server, pipes_in(memory, capacity, server->num_clients()), capacity) {}
 
   void stop() {
     py::gil_scoped_release release;
@@ -94,7 +94,7 @@ class PyWindowThread {
   void check() const { core_.check(); }
 
  private:
-  static std::vector<WindowThread::Pipes> lines_in(Array<uint8_t>& memory, int64_t capacity, size_t num_clients) {
+  static std::vector<WindowThread::Pipes> pipes_in(Array<uint8_t>& memory, int64_t capacity, size_t num_clients) {
     const int64_t pipe = sizeof(PipeHeader) + capacity * kWord;
     if (memory.shape(0) < static_cast<int64_t>(2 * num_clients) * pipe)
       throw std::invalid_argument("windows: too little memory for the pipes of all clients");
@@ -112,17 +112,17 @@ class PyWindowThread {
 void bind_pipe(py::module_& m) {
   m.attr("PIPE_HEADER_BYTES") = sizeof(PipeHeader);
   m.attr("PIPE_ALIGN_WORDS") = kFrameWords;
-  py::class_<PyLineWriter>(m, "PipeWriter", "The writer's end of a pipe (cpp/wire/pipe.h).")
+  py::class_<PyPipeWriter>(m, "PipeWriter", "The writer's end of a pipe (cpp/wire/pipe.h).")
       .def(py::init<Array<int64_t>>(), as_is("memory"), py::keep_alive<1, 2>())
-      .def("write", &PyLineWriter::write, as_is("message"), "begin"_a,
+      .def("write", &PyPipeWriter::write, as_is("message"), "begin"_a,
            "Writes words of a message (n,) int64 from `begin` on, as many as there is room for; returns their number.")
-      .def("set_tail", &PyLineWriter::set_tail, "tail"_a)
-      .def_property_readonly("head", &PyLineWriter::head, "Words written.");
-  py::class_<PyLineReader>(m, "PipeReader", "The reader's end of a pipe (cpp/wire/pipe.h).")
+      .def("set_tail", &PyPipeWriter::set_tail, "tail"_a)
+      .def_property_readonly("head", &PyPipeWriter::head, "Words written.");
+  py::class_<PyPipeReader>(m, "PipeReader", "The reader's end of a pipe (cpp/wire/pipe.h).")
       .def(py::init<Array<int64_t>>(), as_is("memory"), py::keep_alive<1, 2>())
-      .def("read", &PyLineReader::read, "The next message (n,) int64, None if it is not whole.")
-      .def_property_readonly("tail", &PyLineReader::tail, "Words taken.")
-      .def_property_readonly("next_words", &PyLineReader::next_words,
+      .def("read", &PyPipeReader::read, "The next message (n,) int64, None if it is not whole.")
+      .def_property_readonly("tail", &PyPipeReader::tail, "Words taken.")
+      .def_property_readonly("next_words", &PyPipeReader::next_words,
                              "Words of the next frame, as far as it is known, otherwise 0.");
   py::class_<Server>(m, "Server", "Takes the messages of clients and makes the replies (cpp/wire/server.h).")
       .def(py::init<std::vector<int64_t>, int64_t, bool>(), "ranks"_a, "own"_a, "in_rounds"_a,
@@ -285,7 +285,7 @@ void bind_exchange(py::module_& m) {
       .def_property_readonly("num_bytes", [](const PyExchange& of) { return of.core.num_bytes(); }, "Of these.");
 }
 
-void bind_round(py::module_& m) {
+void bind_table_server(py::module_& m) {
   using Shards = std::vector<ShardArrays*>;
   const auto server_of = [](const NodeRows& node, std::vector<TableServer::Rings> rings, RecordFormat format,
                             const Shards& applied) {
@@ -293,7 +293,7 @@ void bind_round(py::module_& m) {
     for (ShardArrays* of : applied) steps.push_back(of->applied());
     return TableServer(&node, std::move(rings), format, std::move(steps));
   };
-  py::class_<TableServer>(m, "TableServer", "The owners' side of a table's round (cpp/wire/request.h).")
+  py::class_<TableServer>(m, "TableServer", "One table's part of the server (cpp/wire/request.h).")
       .def(py::init(server_of), "node"_a, "rings"_a, "format"_a, "applied"_a, py::keep_alive<1, 2>(),
            py::keep_alive<1, 3>(), py::keep_alive<1, 5>(), "applied: at s = 0 the shards of the node.");
 }
@@ -301,7 +301,7 @@ void bind_round(py::module_& m) {
 }  // namespace
 
 void bind_wire(py::module_& m) {
-  bind_round(m);
+  bind_table_server(m);
   bind_pipe(m);
   bind_exchange(m);
 }

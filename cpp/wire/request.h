@@ -172,7 +172,10 @@ class RequestLayout {
   }
 
   static void check_end(int64_t at, int64_t size) {
-    if (at > size) throw std::out_of_range("a message is shorter than its contents");
+    if (at > size) refuse_short();
+  }
+  [[noreturn]] static void refuse_short() {
+    throw std::out_of_range("request: a message is shorter than its contents");
   }
 
  private:
@@ -237,7 +240,7 @@ class TableServer {
         at += record.header->bytes;
       }
       const int64_t n = counts->num_keys;
-      if (n < 0 || n > (size - at) / kWord) throw std::out_of_range("a message is shorter than its contents");
+      if (n < 0 || n > (size - at) / kWord) RequestLayout::refuse_short();
       const auto* keys = reinterpret_cast<const int64_t*>(request + at);
       const auto* known = reinterpret_cast<const int32_t*>(request + at + kWord * n);
       at += kWord * n;
@@ -249,7 +252,7 @@ class TableServer {
       if (shard.file != nullptr) shard.file->want(pull.rows.data(), n);
     }
     if (header.reason < kPushes || header.reason >= kNumReasons)
-      throw std::out_of_range("a request for no known reason");
+      throw std::out_of_range("request: for no known reason");
     pushed_.insert(pushed_.end(), records.begin(), records.end());
     if (header.reason != kPushes) due_[client].push_back(std::move(found));
     return header.reason;

@@ -129,13 +129,13 @@ class Server {
     int64_t num_taken = 0, num_answered = 0;
   };
 
-  bool have_clocks() const {
+  bool any_is_bounded() const {
     return std::any_of(tables_.begin(), tables_.end(), [](const auto* table) { return table && !table->is_exact(); });
   }
 
   bool take_messages() {
     bool was_busy = false;
-    if (in_rounds_ && have_clocks()) {
+    if (in_rounds_ && any_is_bounded()) {
       while (is_round_whole()) {
         for (size_t i = 0; i < clients_.size(); ++i) take_next(i);
         was_busy = true;
@@ -181,7 +181,7 @@ class Server {
     if (std::count(reply.begin(), reply.end(), 1) > 0) client.due.push_back(std::move(reply));
     ++client.num_taken;
     forget_expected();
-    if (!client.due.empty() && have_clocks()) {
+    if (!client.due.empty() && any_is_bounded()) {
       client.request = std::move(message);
     } else {
       pushes_.push_back(std::move(message));

@@ -224,19 +224,16 @@ class FeatureBatches:
     def __call__(self, samples: Samples) -> Batch:
         """The batch of `samples`. Raises SamplesError as check_samples."""
         check_samples(samples, self._num_bags)
-        index, bags = np.empty(samples.ids.shape, np.int64), [np.empty(0, np.int64)] * self._num_bags
-        keys, counts, num_rows = {}, {}, 0
+        ids, bags = np.ascontiguousarray(samples.ids), [np.empty(0, np.int64)] * self._num_bags
+        index, keys, counts, num_rows = np.empty(ids.shape, np.int64), {}, {}, 0
         for name, columns in self._columns.items():
-            ids = samples.ids[:, columns]  # (B, features of this table)
-            parts = [ids.reshape(-1), *(samples.bags[i].values for i in self._bags[name])]
-            found, places = _C.unique(np.concatenate(parts))
+            own = self._bags[name]
+            values = [samples.bags[i].values for i in own]
+            found, num, places = _C.unique_of_table(ids, columns, values, num_rows, index)
+            for i, of_bag in zip(own, places):
+                bags[i] = of_bag
             if name in self._open_tables:
-                counts[name] = np.bincount(places, minlength=len(found))
-            places += num_rows
-            index[:, columns] = places[: ids.size].reshape(ids.shape)
-            ends = np.cumsum([part.size for part in parts])
-            for i, begin, end in zip(self._bags[name], ends, ends[1:]):
-                bags[i] = places[begin:end]
+                counts[name] = num
             keys[name] = torch.from_numpy(found)
             num_rows += len(found)
         offsets = (torch.from_numpy(bag.offsets) for bag in samples.bags)

@@ -206,7 +206,7 @@ class GpuCache(_C.Lines):
         return released
 
     def num_released(self) -> int:
-        return self._lines.num_pushes
+        return self._lines.num_released
 
     @property
     def lags(self) -> np.ndarray:

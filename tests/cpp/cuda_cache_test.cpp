@@ -133,14 +133,14 @@ class Both {
     gather();
     update();
     hand_out();
-    if (pick(random_, 5) == 0) take_pushes();
+    if (pick(random_, 5) == 0) take();
     if (pick(random_, 8) == 0) forget();
   }
 
   void finish() {
     on_cpu_.take_pending(&pushes_);
     on_gpu_.take_all(nullptr);
-    take_pushes();
+    take();
     const CudaRowCache::Counts counts = on_gpu_.counts(nullptr);
     CHECK(counts.rows == on_cpu_.num_rows() && counts.pending == 0 && on_cpu_.num_pending() == 0);
     CHECK(counts.stale == num_stale_ && counts.evicted == num_evicted_);
@@ -274,9 +274,9 @@ class Both {
     CHECK(same_bits(slots.back(), Ints(n(), -1)));
   }
 
-  void take_pushes() {
-    CHECK(on_gpu_.num_pushes() == static_cast<int64_t>(pushes_.keys.size()));
-    ReleasedSums found = on_gpu_.take_pushes(nullptr);
+  void take() {
+    CHECK(on_gpu_.num_released() == static_cast<int64_t>(pushes_.keys.size()));
+    ReleasedSums found = on_gpu_.take(nullptr);
     CHECK(same_bits(found.keys, pushes_.keys) && same_bits(found.clocks, pushes_.clocks));
     CHECK(same_bits(found.counts, pushes_.counts) && same_bits(found.steps, pushes_.steps));
     for (ReleasedSums* pushes : {&found, &pushes_}) clear_undefined(pushes);

@@ -772,6 +772,13 @@ def test_only_sums_of_several_gradients_count_bytes_of_squares(placed, rule):
     table.close()
 
 
+def test_a_record_with_too_few_squares_is_refused():
+    core, ones = RowOptimizer("adagrad").core(3), np.ones((4, 3), np.float32)
+    owner, counts = owner_of(core, ones, np.zeros((4, 3), np.float32)), np.array([1, 2, 1, 2], np.int32)
+    with pytest.raises(ValueError, match=r"squares must have shape \(2, 3\)"):
+        owner.apply_record(np.arange(4), counts, counts, np.ones((4, 2), np.int32), ones, ones)
+
+
 def lines_of(core, num, dim):
     """A cache with `num` lines of ones: cache, slots."""
     cache, slots = _C.HostLines(32, core, "lfu"), np.full(num, -1)

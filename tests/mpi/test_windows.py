@@ -101,10 +101,10 @@ def test_a_message_that_is_not_one_ends_its_receiver(apart):
         pytest.skip("takes two nodes")
     table = make_table(apart, staleness=Staleness(10))
     wire, rails = table.client.channel.exchange.wire, Rails(apart)
-    lines = [wire._servers[server] for server in rails.servers]
-    for line in lines:
-        line.unsent.append([np.array([1000, 5], np.int64), 0])  # a section of 1,000 words that is not there
-    wire._put(lines)
+    pipes = [wire._servers[server] for server in rails.servers]
+    for pipe in pipes:
+        pipe.unsent.append([np.array([1000, 5], np.int64), 0])  # a section of 1,000 words that is not there
+    wire._put(pipes)
     wire._window.Flush_all()
     apart.comm.Barrier()
     if rails.clients:

@@ -755,7 +755,7 @@ def main(
         with ProcessPoolExecutor(num_jobs, multiprocessing.get_context("spawn")) as pool:
             run, cores = partial(run_share, int(seed), fault=fault, until=until), sorted(os.sched_getaffinity(0))
             parts = [wanted[i::num_jobs] for i in range(num_jobs)]
-            shares = list(pool.map(run, parts, [cores[i % len(cores)] for i in range(num_jobs)]))
+            shares = list(pool.map(run, parts, [cores[(os.getpid() + i) % len(cores)] for i in range(num_jobs)]))
     failed, num = [one for _, found in shares for one in found], sum(num for num, _ in shares)
     for number, size, case, told in failed:
         print(f"simulate: seed={seed} ranks={size} only={number} failed: {json.dumps(case)}", *told, sep="\n")

@@ -7,6 +7,7 @@ from click_features import WANTED, Clicks
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetmpi import _C
 from hetmpi.data.batch import Bag, FeatureBatches, SamplesError, concatenate
 from hetmpi.data.features import TABLE, FeatureRequest, FeatureTable, arrange
 from hetmpi.errors import UserError
@@ -83,6 +84,24 @@ def test_parts_are_concatenated_in_order():
     for name in ("ids", "dense", "label"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name)), name
     assert [lists_of(bag) for bag in whole.bags] == [lists_of(bag) for bag in parts.bags]
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_keys_of_a_table_are_those_of_its_columns_row_by_row_then_of_its_lists(seed):
+    draw = np.random.default_rng(seed)
+    ids = draw.integers(0, 9, (draw.integers(0, 20), 4)) * (1 << 40)
+    columns = draw.permutation(4)[: draw.integers(0, 4)].tolist()
+    lists = [draw.integers(0, 12, draw.integers(0, 30)) * (1 << 40) for _ in range(draw.integers(0, 3))]
+    first, index = int(draw.integers(0, 100)), np.full(ids.shape, -1)
+    keys, counts, places = _C.unique_of_table(ids, columns, lists, first, index)
+    found, numbers = _C.unique(np.concatenate([ids[:, columns].reshape(-1), *lists]))
+    ends = np.cumsum([len(ids) * len(columns), *map(len, lists)])
+    expected = np.full(ids.shape, -1)
+    expected[:, columns] = first + numbers[: ends[0]].reshape(len(ids), len(columns))
+    assert keys.tolist() == found.tolist() and counts.tolist() == np.bincount(numbers, minlength=len(found)).tolist()
+    assert index.tolist() == expected.tolist()
+    for of_list, begin, end in zip(places, ends, ends[1:]):
+        assert of_list.tolist() == (first + numbers[begin:end]).tolist()
 
 
 @pytest.mark.parametrize("count", [0, 1, 40])

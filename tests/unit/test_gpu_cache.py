@@ -42,7 +42,7 @@ class CountingGpu(GpuOnCpu):
 class NoLines:
     """A CudaRowCache without lines."""
 
-    capacity_rows = num_pushes = 0
+    capacity_rows = num_released = 0
 
     def set_step(self, lr, step):
         pass
