@@ -18,8 +18,8 @@ further contenders with the same settings and these bounds on staleness, as in b
 losses after equal samples are compared first.
 
 Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_local": x, "vs_torchrec": x, "vs_allgather": x,
-"vs_horovod": x (samples/s, above 1 is faster here), "step_ms": {contender: x, ...}, "split": {contender: {part: ms,
-...}, ...}, "settings": {...}}.
+"vs_horovod": x (samples/s, above 1 is faster here), "tables=N": x (step time over that of one table), "step_ms":
+{contender: x, ...}, "split": {contender: {part: ms, ...}, ...}, "settings": {...}}.
 """
 
 import json
