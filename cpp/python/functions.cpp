@@ -18,7 +18,8 @@
 namespace hetmpi {
 namespace {
 
-thread_local KeyIndex distinct_keys;  // of the last call of unique() or first_repeated()
+// Of the last call of unique(), unique_of_table() or first_repeated(), which finds them again.
+thread_local KeyIndex distinct_keys;
 
 py::tuple unique(const Array<int64_t>& ids) {
   check_shape(ids, "ids", {-1});
@@ -39,6 +40,7 @@ py::tuple unique(const Array<int64_t>& ids) {
 py::tuple unique_of_table(const Array<int64_t>& ids, const std::vector<int64_t>& columns,
                           const std::vector<Array<int64_t>>& lists, int64_t first, Array<int64_t> index) {
   static thread_local TableKeys found;
+  KeyIndex& seen = distinct_keys;
   check_shape(ids, "ids", {-1, -1});
   check_shape(index, "index", {ids.shape(0), ids.shape(1)});
   check_in(columns.data(), static_cast<ssize_t>(columns.size()), ids.shape(1), "columns");
@@ -49,7 +51,7 @@ py::tuple unique_of_table(const Array<int64_t>& ids, const std::vector<int64_t>&
     const int64_t* id = ids.data();
     int64_t* out = index.mutable_data();
     py::gil_scoped_release release;
-    found.take(id, n, width, columns, values, first, out);
+    found.take(&seen, id, n, width, columns, values, first, out);
   }
   py::list of_lists;
   const int64_t* numbers = found.numbers().data() + ids.shape(0) * static_cast<ssize_t>(columns.size());
@@ -57,9 +59,8 @@ py::tuple unique_of_table(const Array<int64_t>& ids, const std::vector<int64_t>&
     of_lists.append(Array<int64_t>(num, numbers));
     numbers += num;
   }
-  const auto num_keys = static_cast<ssize_t>(found.keys().size());
-  return py::make_tuple(Array<int64_t>(num_keys, found.keys().data()), Array<int64_t>(num_keys, found.counts().data()),
-                        of_lists);
+  return py::make_tuple(Array<int64_t>(seen.size(), seen.keys().data()),
+                        Array<int64_t>(seen.size(), found.counts().data()), of_lists);
 }
 
 // Position of the first key in keys (n,) that has occurred before, -1 if all are distinct.
