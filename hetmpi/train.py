@@ -18,7 +18,7 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from torch import Tensor
 from hetmpi.data.loader import Loader, Lookahead
 from hetmpi.data.source import Source, held_out
 from hetmpi.errors import LARGEST, NotFinite, UserError, doing
+from hetmpi.gpu import Gpu, gpu_of
 from hetmpi.log.display import tell
 from hetmpi.log.environment import environment
 from hetmpi.log.headline import comparison
@@ -321,7 +322,7 @@ class Training:
     def _step(self, step: int, batch, batches: Lookahead) -> Tensor:
         """Makes one step with a batch and returns the loss (). Raises UserError, with the cause, for a loss or gradient
         that is not finite."""
-        on_gpu, keys, rows = self.device.type != "cpu", self.task.keys(batch), {}
+        on_gpu, keys, rows = gpu_of(self.device) is not None, self.task.keys(batch), {}
         try:
             for name, found in self.tables.read(keys).items():
                 rows[name] = found.requires_grad_()  # (U, row_dim)
@@ -349,13 +350,15 @@ class Training:
         for number, (part, share) in enumerate(parts, 1):
             with self.spans("forward"):
                 loss = self.task.loss(self._forward, rows, part) * share
-                if self.device.type == "cpu":
+                if gpu_of(self.device) is None:
                     self._check_loss(step, loss.item(), batch, keys, rows)
                 else:
                     if number == 1:
                         self.check_losses()  # of the step before, which have arrived by now
                     values = {name: found.detach() for name, found in rows.items()}
-                    self._unchecked.append(LossOnGpu(step, loss.detach(), batch, keys, values))
+                    self._unchecked.append(
+                        LossOnGpu(step, gpu_of(self.device).Later(loss.detach()), batch, keys, values)
+                    )
             follows = self.dense.held() if number < len(parts) else contextlib.nullcontext()
             with self.spans("backward"), follows:
                 loss.backward()  # the last starts the allreduce of the dense gradients once all of them are computed
@@ -715,7 +718,7 @@ class Training:
         """Waits for the losses on a GPU that are not checked yet. Raises as _check_loss."""
         unchecked, self._unchecked = self._unchecked, []
         for one in unchecked:
-            self._check_loss(one.step, one.value(), one.batch, one.keys, one.rows)
+            self._check_loss(one.step, one.loss.value(), one.batch, one.keys, one.rows)
 
     def _cause(self, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> str:
         """The cause of a loss or gradient that is not finite, and how to avoid it."""
@@ -744,19 +747,10 @@ class LossOnGpu:
     need not wait for it."""
 
     step: int
-    loss: InitVar[Tensor]
+    loss: Gpu.Later
     batch: object
     keys: dict[str, Tensor]
     rows: dict[str, Tensor]
-
-    def __post_init__(self, loss: Tensor):
-        self._copy, self._is_there = loss.to("cpu", non_blocking=True), torch.cuda.Event()
-        self._is_there.record()
-
-    def value(self) -> float:
-        """Waits for it."""
-        self._is_there.synchronize()
-        return self._copy.item()
 
 
 def in_float32(found):

@@ -52,8 +52,8 @@ inline py::dict interface_of(const py::object& array, const char* name) {
   throw py::type_error(std::string(name) + " must be an array, got " + std::string(py::str(py::type::of(array))));
 }
 
-// Memory of a Python array: contiguous, of this shape, on this GPU or in pinned host memory. T const: read-only. Raises
-// TypeError or ValueError that names the actual value.
+// Memory of a Python array: contiguous, of this shape, on this GPU or in pinned host memory; null if it is empty. T
+// const: read-only. Raises TypeError or ValueError that names the actual value.
 template <typename T>
 T* memory_of(const py::object& array, const char* name, std::initializer_list<ssize_t> shape, int device) {
   using Value = std::remove_const_t<T>;
@@ -75,8 +75,9 @@ T* memory_of(const py::object& array, const char* name, std::initializer_list<ss
   const py::tuple data = about["data"];
   if (!std::is_const_v<T> && py::cast<bool>(data[1]))
     throw std::invalid_argument(std::string(name) + " may not be written to");
+  if (is_empty) return nullptr;
   T* memory = reinterpret_cast<T*>(py::cast<uintptr_t>(data[0]));
-  if (!is_empty && !can_use(device, memory))
+  if (!can_use(device, memory))
     throw std::invalid_argument(std::string(name) + " must lie in the memory of GPU " + std::to_string(device) +
                                 " or in pinned memory of the host");
   return memory;

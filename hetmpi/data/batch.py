@@ -15,6 +15,7 @@ from torch import Tensor
 from hetmpi import _C
 from hetmpi.data.features import TABLE, Feature
 from hetmpi.errors import UserError
+from hetmpi.gpu import gpu_of
 
 OPTIONAL = "teacher", "group", "weight"  # of samples
 NO_GROUP = -1  # of a sample that is in no group
@@ -132,7 +133,7 @@ class Batch:
     def on(self, device: torch.device) -> Batch:
         """The batch with the tensors that a model reads on `device`, for use in its current stream. A batch is made on
         the CPU, so for that it is itself."""
-        if device.type == "cpu":
+        if gpu_of(device) is None:
             return self
         index, dense, label, *bags = (
             to_device(part, device) for part in (self.index, self.dense, self.label, *sum(self.bags, ()))
@@ -145,11 +146,8 @@ class Batch:
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on `device`, for use in its current stream."""
-    sent = tensor.to(device, non_blocking=True)
-    if device.type == "cuda":
-        # Another stream may have created it: its memory must not be reused before this one is done.
-        sent.record_stream(torch.cuda.current_stream(device))
-    return sent
+    gpu = gpu_of(device)
+    return tensor.to(device) if gpu is None else gpu.used_by_torch(tensor, device)
 
 
 class SamplesError(UserError, TypeError):

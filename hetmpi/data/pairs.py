@@ -16,6 +16,7 @@ from torch import Tensor
 from hetmpi import _C
 from hetmpi.data.batch import Bag, Batch, Samples, bag_weights_of, to_device
 from hetmpi.data.features import Feature, pools_of
+from hetmpi.gpu import gpu_of
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class PairBatch:
     num_drawn: int = 0
 
     def on(self, device: torch.device) -> PairBatch:
-        if device.type == "cpu":
+        if gpu_of(device) is None:
             return self
         sides = {name: part and part.on(device) for name, part in (("queries", self.queries), ("items", self.items))}
         at, target, places = map(partial(to_device, device=device), (self.at, self.target, self.places))

@@ -9,6 +9,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.errors import UserError, check_choice
+from hetmpi.gpu import gpu_of
 from hetmpi.table.gpu_cache import open_gpu_cache
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness
@@ -63,7 +64,7 @@ class CacheSettings:
 
     def admitted(self, world: World, device: torch.device) -> np.ndarray:
         """Mask of the ranks whose rows are cached on `device`: (size,) bool."""
-        if self.admit == "all" or (self.admit == "auto" and device.type != "cpu"):
+        if self.admit == "all" or (self.admit == "auto" and gpu_of(device) is not None):
             return np.ones(world.size, bool)
         if self.admit == "remote":
             return np.arange(world.size) != world.rank
@@ -85,7 +86,7 @@ class CacheSettings:
         """Creates this rank's cache. Collective. Raises UserError on every rank if a node or a GPU lacks memory for its
         ranks' caches."""
         rule, capacity_rows = optimizer.core(dim), self.rows(num_rows, world, device)
-        if device.type != "cpu":
+        if gpu_of(device) is not None:
             return open_gpu_cache(world, device, capacity_rows, rule, dim, self.policy, self.dtype)
 
         def message(need, place, free):

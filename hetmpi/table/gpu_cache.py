@@ -18,54 +18,9 @@ import torch
 
 from hetmpi import _C
 from hetmpi.errors import UserError
+from hetmpi.gpu import Gpu, gpu_of
 from hetmpi.table.client import check_finite
 from hetmpi.world.world import World
-
-
-class Gpu:
-    """The GPU and its streams, as GpuCache uses them."""
-
-    def __init__(self, device: torch.device):
-        self.device, self._stream = device, torch.cuda.Stream(device)
-
-    def empty(self, shape) -> torch.Tensor:
-        """Memory for rows that are passed to `give`."""
-        with torch.cuda.stream(self._stream):
-            return torch.empty(shape, device=self.device)
-
-    def give(self, tensor: torch.Tensor):
-        """Makes torch's stream wait for the operations of this stream on a tensor from `empty`."""
-        torchs = torch.cuda.current_stream(self.device)
-        torchs.wait_stream(self._stream)
-        tensor.record_stream(torchs)
-
-    def take(self, tensor: torch.Tensor):
-        """Makes this stream wait for the operations of torch's stream on a tensor."""
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        tensor.record_stream(self._stream)
-
-    def give_back(self):
-        """Makes torch's stream wait for the operations of this stream: what they read may be changed then."""
-        torch.cuda.current_stream(self.device).wait_stream(self._stream)
-
-    def pinned(self, shape, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
-
-    def can_use(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_pinned()
-
-    def array(self, tensor: torch.Tensor):
-        """A tensor as an array for hetmpi._C, in the same memory."""
-        return tensor
-
-    @property
-    def stream(self) -> int:
-        """The cache's stream as an integer for hetmpi._C."""
-        return self._stream.cuda_stream
-
-    def wait(self):
-        """Waits for all operations of the cache's stream."""
-        self._stream.synchronize()
 
 
 class HostArrays:
@@ -165,9 +120,7 @@ class GpuCache(_C.Lines):
         return out
 
     def moved(self, weights) -> torch.Tensor:
-        rows = torch.from_numpy(weights).to(self.device)
-        self._gpu.take(rows)
-        return rows
+        return self._gpu.sent(weights)
 
     def insert(self, keys, chosen, weights: torch.Tensor, states, clocks, slots) -> tuple[int, int]:
         """weights: from rows(), and nothing has written them since, or from moved()."""
@@ -220,9 +173,8 @@ def open_gpu_cache(
     GPU lacks memory for the caches of its ranks."""
     error = cache = None
     try:
-        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        lines = _C.CudaRowCache(capacity_rows, rule, policy, dtype, device.index)
-        cache = GpuCache(lines, rule, Gpu(device))
+        gpu = gpu_of(device)(device)
+        cache = GpuCache(_C.CudaRowCache(capacity_rows, rule, policy, dtype, gpu.index), rule, gpu)
     except RuntimeError as problem:
         cure = (
             ": lower table.cache.capacity_rows or table.cache.capacity_fraction"

@@ -266,7 +266,7 @@ class EmbeddingTable:
                 f"EmbeddingTable.write: grads must be float32 of shape {shape} on {self.device}, got {kind_of(grads)}"
             )
         values = grads.detach().contiguous()
-        if values.is_cpu and not _C.all_finite(values.numpy()):  # those of a GPU are checked when they are sent
+        if not self.cache.computes_beside and not _C.all_finite(values.numpy()):  # a GPU's: when they are sent
             check_finite(checked.array, values.numpy())
         return checked, values
 

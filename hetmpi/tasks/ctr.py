@@ -18,6 +18,7 @@ from hetmpi.data.features import SEQUENCE, TABLE, Feature, FeatureTable, num_fie
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.source import Source
 from hetmpi.errors import UserError, doing, one_line
+from hetmpi.gpu import gpu_of
 from hetmpi.layers import FeatureRows
 from hetmpi.metrics import (
     accuracy,
@@ -213,7 +214,7 @@ class ClickThroughRate(Task):
         if self.joins:
             tables = self.source.tables
             return FeatureBatches(self.features, list(tables), [name for name, table in tables.items() if table.open])
-        return to_batch if device.type == "cpu" else GpuBatches(device, self.source.num_rows)
+        return to_batch if gpu_of(device) is None else GpuBatches(device, self.source.num_rows)
 
     def keys(self, batch: Batch) -> dict[str, Tensor]:
         return batch.keys

@@ -17,6 +17,7 @@ from hetmpi.data.source import Source
 from hetmpi.data.triples.names import ENTITY, INVERSE, RELATION
 from hetmpi.data.triples.source import KnownAnswers, TripleSamples
 from hetmpi.errors import UserError, check_integer, check_number, doing, one_line
+from hetmpi.gpu import gpu_of
 from hetmpi.table.spec import TableSpec
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.ctr import row_dim_of
@@ -78,7 +79,7 @@ class LinkBatch:
     weights: Tensor | None = None
 
     def on(self, device: torch.device) -> LinkBatch:
-        if device.type == "cpu":
+        if gpu_of(device) is None:
             return self
 
         sent = partial(to_device, device=device)

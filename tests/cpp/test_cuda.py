@@ -2,19 +2,14 @@
 
 Runs on a GPU if there is one, and everywhere with the same source compiled for the CPU (tests/cpp/cuda_on_cpu)."""
 
-import os
 import shutil
 import subprocess
-import sys
-import sysconfig
-from concurrent.futures import ThreadPoolExecutor
 
 import launch
 import numpy as np
-import pyarrow
-import pybind11
 import pytest
 import torch
+from emulated import EMULATOR, INCLUDE, KERNELS, ON_CPU
 from test_core import CXX, FLAGS, ROOT, run
 
 from hetmpi import _C
@@ -27,15 +22,10 @@ from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.world import World
 
-KERNELS = sorted(map(str, (ROOT / "cpp/cuda").glob("*.cu")))
 SOURCES = [*KERNELS, str(ROOT / "tests/cpp/cuda_cache_test.cpp")]
-INCLUDE = f"-I{ROOT / 'cpp'}"
-ON_CPU = [f"-I{ROOT / 'tests/cpp/cuda_on_cpu'}", INCLUDE]
 NO_GPU = _C.gpu_problem()
 needs_gpu = pytest.mark.skipif(bool(NO_GPU), reason=f"no GPU can be used here: {NO_GPU}")
 
-
-NO_GPU_IN = "not formula and not steps_of_torch and not first_rows"  # deselects tests without a cache
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(CXX[0]) is None, reason=f"there is no C++ compiler {CXX[0]}; CXX may name one"
@@ -46,43 +36,11 @@ needs_compiler = pytest.mark.skipif(
 @needs_compiler
 def test_the_gpu_cache_run_by_the_cpu_equals_the_cpu_cache(tmp_path):
     flags = [*FLAGS, "-fsanitize=undefined", "-fno-sanitize-recover=all", *ON_CPU]
-    code, text = run(*CXX, *flags, "-x", "c++", *SOURCES, "-o", str(tmp_path / "test"))
+    code, text = run(*CXX, *flags, "-x", "c++", *SOURCES, EMULATOR, "-o", str(tmp_path / "test"))
     assert code == 0, text
     for seed in (1, 2):
         code, text = run(str(tmp_path / "test"), str(seed), "40")
         assert code == 0, text
-
-
-@pytest.mark.rare
-@needs_compiler
-def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
-    package = tmp_path / "hetmpi"
-    shutil.copytree(ROOT / "hetmpi", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    module = str(package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
-    sources = [*map(str, (ROOT / "cpp/python").glob("*.cpp")), *KERNELS]
-    flags = [flag for flag in FLAGS if flag not in ("-g", "-Werror")]
-    flags += ["-fPIC", "-fvisibility=hidden", "-DHETMPI_CUDA=1"]
-    folders = pybind11.get_include(), sysconfig.get_path("include"), pyarrow.get_include()
-    includes = [*ON_CPU, *(f"-I{folder}" for folder in folders)]
-    objects = [str(tmp_path / f"{number}.o") for number in range(len(sources))]
-    compile_one = [*CXX, *flags, *includes, "-x", "c++", "-c"]
-    commands = [[*compile_one, source, "-o", made] for source, made in zip(sources, objects)]
-    with ThreadPoolExecutor(os.cpu_count()) as compilers:
-        assert not any(compilers.map(subprocess.call, commands))
-    code, text = run(*CXX, "-shared", *objects, "-o", module)
-    assert code == 0, text
-    tests = [
-        str(ROOT / "tests/mpi" / file) for file in ("test_staleness.py", "test_joint_pulls.py", "test_vocabulary.py")
-    ]
-    ranks = [launch.mpiexec(), "-n", "2", sys.executable, "-m", "mpi4py"]
-    outcome = launch.run(
-        [*ranks, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "mpi", "-k", NO_GPU_IN, *tests],
-        timeout_s=280,
-        cwd=tmp_path,
-        PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "tests/support")]),
-        HETMPI_TEST_CACHE="gpu_on_cpu.OnGpu",
-    )
-    assert outcome.code == 0, outcome.text
 
 
 @needs_gpu

@@ -1,46 +1,239 @@
-"""Tables with cache lines on an emulated GPU (tests/cpp/cuda_on_cpu), for a hetmpi._C built for it
-(tests/cpp/test_cuda.py)."""
+"""The emulated GPU (tests/cpp/cuda_on_cpu/emulator.cpp), for a hetmpi._C that is built with it (emulated.py).
+
+Torch computes on the CPU, where its operations have run when a call returns; on a GPU they run later. So that what
+hetmpi leaves out between torch's stream and its own is found all the same, torch's stream is emulated, too:
+- before torch reads what another stream has made, only what its stream waits for has run;
+- a gradient has its values only when torch's stream comes to the place where it was computed;
+- rows and batches are read once more when torch's stream comes to where they were used."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+from collections import deque
 
 import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi.gpu import Gpu
 from hetmpi.table.cache import CacheSettings
-from hetmpi.table.gpu_cache import Gpu, GpuCache
+from hetmpi.table.gpu_cache import GpuCache
+from hetmpi.table.table import EmbeddingTable
+
+HOST, DEVICE, TO_GPU, TO_HOST = 1, 2, 0, 1  # as in cuda_runtime.h
+
+
+class Counts(ctypes.Structure):
+    """CudaOnCpuCounts (cuda_runtime.h)."""
+
+    NAMES = (
+        *("launches", "waits", "stream_waits", "records", "allocations", "memsets"),
+        *("copies_to_gpu", "bytes_to_gpu", "copies_to_host", "bytes_to_host", "copies_on_gpu"),
+    )
+    _fields_ = tuple((name, ctypes.c_int64) for name in NAMES)
+
+
+class Cuda:
+    """CUDA's calls, and those of the emulator, by name; addresses and streams are integers."""
+
+    def __init__(self):
+        self._calls = ctypes.CDLL(_C.__file__)
+        self._calls.cuda_on_cpu_take.restype = self._calls.cuda_on_cpu_take_pinned.restype = ctypes.c_void_p
+        self._calls.cuda_on_cpu_spent.restype = ctypes.c_int64
+
+    def __getattr__(self, name: str):
+        call = getattr(self._calls, name)
+
+        def checked(*arguments):
+            found = call(*(ctypes.c_void_p(one) if isinstance(one, int) else one for one in arguments))
+            assert found == 0 or not name.startswith("cuda") or name.startswith("cuda_"), f"{name}: error {found}"
+            return found
+
+        return checked
+
+    def made(self, name: str, *arguments) -> int:
+        """What a call returns through its first argument."""
+        made = ctypes.c_void_p()
+        getattr(self, name)(ctypes.byref(made), *arguments)
+        return made.value or 0
+
+    def counts(self) -> dict[str, int]:
+        """Since the last call."""
+        counts = Counts()
+        self.cuda_on_cpu_counts(ctypes.byref(counts))
+        return {name: getattr(counts, name) for name in Counts.NAMES}
+
+    def kind(self, address: int) -> int:
+        about = (ctypes.c_int * 2)()
+        self.cudaPointerGetAttributes(ctypes.byref(about), address)
+        return about[0]
+
+    def stream(self) -> int:
+        return self.made("cudaStreamCreateWithFlags", 1)
+
+    def wait(self, taker: int, maker: int):
+        """Makes a stream wait for what another one was given so far."""
+        event = self.made("cudaEventCreateWithFlags", 2)
+        self.cudaEventRecord(event, maker)
+        self.cudaStreamWaitEvent(taker, event, 0)
+        self.cudaEventDestroy(event)
+
+
+CUDA = Cuda()
+TORCH = CUDA.stream()  # torch's
+LATE: deque[torch.Tensor] = deque(maxlen=8)  # the last gradients
+
+
+class Memory:
+    """Memory that numpy reads, freed with the last array of it."""
+
+    def __init__(self, address: int, shape, dtype: torch.dtype, free):
+        self._address, self._free = address, free
+        kind = torch.empty(0, dtype=dtype).numpy().dtype.str
+        self.__array_interface__ = {"data": (address, False), "shape": tuple(shape), "typestr": kind, "version": 3}
+
+    def __del__(self):
+        self._free(self._address)
+
+    def tensor(self) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(self))
+
+
+def bytes_of(shape, dtype: torch.dtype) -> int:
+    return max(1, int(np.prod(shape)) * dtype.itemsize)
+
+
+def on_gpu(stream: int, shape, dtype: torch.dtype) -> torch.Tensor:
+    """Memory of torch's allocator, for a stream."""
+    shape = (shape,) if isinstance(shape, int) else shape
+    address = CUDA.cuda_on_cpu_take(bytes_of(shape, dtype), stream)
+    return Memory(address, shape, dtype, CUDA.cuda_on_cpu_give_back).tensor()
+
+
+def late(values: torch.Tensor) -> torch.Tensor:
+    """What torch's stream has computed when it comes to here."""
+    tensor, values = on_gpu(TORCH, values.shape, values.dtype), values.contiguous()
+    CUDA.cuda_on_cpu_write(tensor.data_ptr(), values.data_ptr(), values.nbytes, TORCH)
+    return tensor
+
+
+def read_by_torch(tensor: torch.Tensor):
+    """Now, and at any time until torch's stream comes to here."""
+    CUDA.cuda_on_cpu_run(TORCH)
+    CUDA.cuda_on_cpu_read(tensor.data_ptr(), tensor.nbytes, TORCH)
+
+
+class Outside:
+    """Processor time of Python's part of the emulation, in nanoseconds."""
+
+    ns, depth = 0, 0
+
+    def __call__(self, call):
+        @functools.wraps(call)
+        def timed(*arguments):
+            self.depth += 1
+            began, emulated = time.thread_time_ns(), CUDA.cuda_on_cpu_spent()
+            try:
+                return call(*arguments)
+            finally:
+                self.depth -= 1
+                if self.depth == 0:
+                    self.ns += time.thread_time_ns() - began - (CUDA.cuda_on_cpu_spent() - emulated)
+
+        return timed
+
+
+OUTSIDE = Outside()
 
 
 class GpuOnCpu(Gpu):
-    """Its memory is the host's, and calls are synchronous. Arrays that `pinned` did not allocate cannot be used."""
+    """See above. Tensors on it are on torch's CPU."""
 
-    stream = 0
+    index = 0
 
-    def __init__(self):
-        self.device, self._pinned = torch.device("cpu"), set()
+    def __init__(self, device: torch.device | None = None):
+        self.device, self._own, self._sent = torch.device("cpu"), CUDA.stream(), []
 
-    def empty(self, shape):
-        return torch.full(shape, 77.0)
+    @OUTSIDE
+    def empty(self, shape, dtype=torch.float32):
+        return on_gpu(self._own, shape, dtype)
 
+    @OUTSIDE
+    def sent(self, array):
+        staged, sent = self.pinned(array.shape, torch.from_numpy(array).dtype), None
+        staged.numpy()[...] = array
+        sent = self.empty(array.shape, staged.dtype)
+        CUDA.cudaMemcpyAsync(sent.data_ptr(), staged.data_ptr(), staged.nbytes, TO_GPU, self._own)
+        self._sent.append(staged)  # torch keeps pinned memory that a copy of its own reads
+        return sent
+
+    @OUTSIDE
+    def fetched(self, tensor):
+        copy = self.pinned(tensor.shape, tensor.dtype)
+        CUDA.cudaMemcpyAsync(copy.data_ptr(), tensor.data_ptr(), copy.nbytes, TO_HOST, self._own)
+        self.wait()
+        return copy
+
+    @OUTSIDE
     def give(self, tensor):
-        pass
+        self._hand_over(TORCH, self._own)
+        self._record(tensor, TORCH)
+        read_by_torch(tensor)
 
-    take = give
+    @OUTSIDE
+    def take(self, tensor):
+        self._hand_over(self._own, TORCH)
+        self._record(tensor, self._own)
 
+    @OUTSIDE
     def give_back(self):
-        pass
+        self._hand_over(TORCH, self._own)
 
+    @staticmethod
+    def _hand_over(taker: int, maker: int):
+        CUDA.wait(taker, maker)
+
+    @staticmethod
+    def _record(tensor, stream: int):
+        CUDA.cuda_on_cpu_record(tensor.data_ptr(), stream)
+
+    @OUTSIDE
     def pinned(self, shape, dtype):
-        tensor = torch.full(shape if isinstance(shape, (tuple, torch.Size)) else (shape,), 77, dtype=dtype)
-        self._pinned.add(tensor.untyped_storage().data_ptr())
-        return tensor
+        shape = (shape,) if isinstance(shape, int) else shape
+        address = CUDA.cuda_on_cpu_take_pinned(bytes_of(shape, dtype))
+        return Memory(address, shape, dtype, CUDA.cuda_on_cpu_give_back).tensor()
 
+    @OUTSIDE
     def can_use(self, tensor):
-        return tensor.untyped_storage().data_ptr() in self._pinned
+        return CUDA.kind(tensor.data_ptr()) == HOST
 
     def array(self, tensor):
-        return tensor.numpy()
+        return tensor.detach().numpy()
 
+    @property
+    def stream(self):
+        return self._own
+
+    @OUTSIDE
     def wait(self):
-        pass
+        CUDA.cudaStreamSynchronize(self._own)
+        self._sent.clear()
+
+    @classmethod
+    def used_by_torch(cls, tensor, device):
+        if CUDA.kind(tensor.data_ptr()) == DEVICE:
+            cls._record(tensor, TORCH)
+            read_by_torch(tensor)
+        return tensor
+
+    class Later:
+        def __init__(self, number):
+            self._number = number
+
+        def value(self):
+            return self._number.item()
 
 
 class EmulatedCache(GpuCache):
@@ -53,6 +246,7 @@ class EmulatedCache(GpuCache):
         """c_c of slots (n,), -1 for none."""
         clocks, counts = (self.empty(len(slots), np.int32) for _ in range(2))
         self._lines.look_at(self._use(slots), clocks, counts, self._gpu.stream)
+        self._arrays.wait()
         return clocks
 
 
@@ -60,6 +254,25 @@ class OnGpu(CacheSettings):
     """Settings of a cache with lines on the emulated GPU."""
 
     def open(self, world, num_rows, dim, optimizer, device):
-        capacity_rows = self.rows(num_rows, world, device)
         rule, gpu = optimizer.core(dim), GpuOnCpu()
+        capacity_rows = self.rows(num_rows, world, device)
         return EmulatedCache(_C.CudaRowCache(capacity_rows, rule, self.policy, self.dtype, 0), rule, gpu)
+
+
+@OUTSIDE
+def computed(values: torch.Tensor, table: EmbeddingTable) -> torch.Tensor:
+    """Gradients (U, dim) as torch's stream computes them."""
+    values = late(values)
+    LATE.append(values)
+    if table.staleness.is_exact:  # the core copies them to the host, by torch
+        CUDA.cuda_on_cpu_run(TORCH)
+    return values
+
+
+def to_write(table, keys, grads, of_table=EmbeddingTable.to_write):
+    """As EmbeddingTable's, with gradients that torch's stream computes."""
+    checked, values = of_table(table, keys, grads)
+    return checked, computed(values, table) if isinstance(table.cache, GpuCache) else values
+
+
+EmbeddingTable.to_write = to_write

@@ -5,9 +5,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from gpu_on_cpu import GpuOnCpu
 
 from hetmpi import _C
+from hetmpi.gpu import Gpu
 from hetmpi.table.cache import CacheSettings
 from hetmpi.table.gpu_cache import GpuCache, HostArrays
 from hetmpi.table.optim import RowOptimizer
@@ -18,12 +18,29 @@ from hetmpi.world.world import World
 DIM = 8
 
 
-class CountingGpu(GpuOnCpu):
-    """Knows the pinned memory that is in use, and the tensors for whose stream it has waited."""
+class CountingGpu(Gpu):
+    """A GPU whose memory is the host's, and whose calls are synchronous. Knows the pinned memory that is in use, and
+    the tensors for whose stream it has waited."""
+
+    stream = 0
 
     def __init__(self):
-        super().__init__()
-        self._alive, self.taken = [], []
+        self.device, self._pinned, self._alive, self.taken = torch.device("cpu"), set(), [], []
+
+    def empty(self, shape, dtype=torch.float32):
+        return torch.full(shape, 77, dtype=dtype)
+
+    def sent(self, array):
+        return torch.from_numpy(array.copy())
+
+    def give(self, tensor):
+        pass
+
+    def give_back(self):
+        pass
+
+    def take(self, tensor):
+        self.taken.append(tensor.data_ptr())
 
     def pinned(self, shape, dtype):
         array = torch.empty(shape, dtype=dtype).numpy()
@@ -31,8 +48,14 @@ class CountingGpu(GpuOnCpu):
         self._pinned.add(array.ctypes.data)
         return torch.from_numpy(array)
 
-    def take(self, tensor):
-        self.taken.append(tensor.data_ptr())
+    def can_use(self, tensor):
+        return tensor.data_ptr() in self._pinned
+
+    def array(self, tensor):
+        return tensor.numpy()
+
+    def wait(self):
+        pass
 
     @property
     def pinned_bytes(self) -> int:

@@ -20,7 +20,7 @@ GROUND = {
     "metrics",
     "no_dynamo",
 }
-GROUND |= {"layers", "batch_norm", "gathered", "schedule", "open_rows"}
+GROUND |= {"layers", "batch_norm", "gathered", "schedule", "open_rows", "gpu"}
 ROOMS = {  # room -> rooms it may import from, besides itself and the ground
     "world": set(),
     "owner": {"world"},

@@ -15,6 +15,7 @@ from torch import Tensor
 from hetmpi import _C
 from hetmpi.data.batch import Bag, SamplesError, to_device
 from hetmpi.data.features import TABLE
+from hetmpi.gpu import gpu_of
 
 
 @dataclass
@@ -58,7 +59,7 @@ class NodeBatch:
 
     def on(self, device: torch.device) -> NodeBatch:
         """The batch with the tensors that a model reads on `device`, for use in its current stream."""
-        if device.type == "cpu":
+        if gpu_of(device) is None:
             return self
 
         sent = partial(to_device, device=device)

@@ -1,7 +1,7 @@
-// The part of CUDA that cpp/cuda/*.cu use, emulated on the CPU for tests on machines without a GPU: the same source is
-// compiled by any C++ compiler with this folder first in the include path. Kernels run one warp after the other. The
-// lanes of a warp are fibers that take turns at each collective call; it is an error if lanes make different ones. GPU
-// memory is host memory, filled with garbage when it is allocated.
+// The part of CUDA that hetmpi uses, emulated on the CPU for tests on machines without a GPU: the same source is
+// compiled by any C++ compiler with this folder first in the include path, together with emulator.cpp, which says what
+// a call does. Here are kernels: their blocks and warps run in a random order, one after the other. The lanes of a warp
+// are fibers that take turns, in a random order, at each collective call; it is an error if lanes make different ones.
 #pragma once
 
 #include <setjmp.h>
@@ -15,6 +15,8 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
+#include <type_traits>
 #include <vector>
 
 #define __global__
@@ -23,11 +25,13 @@
 
 using std::min;
 
-enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
+enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation, cudaErrorNotReady };
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 using cudaStream_t = struct CUstream_st*;
+using cudaEvent_t = struct CUevent_st*;
 
 struct dim3 {
   unsigned x, y, z;
@@ -51,9 +55,26 @@ namespace cuda_on_cpu {
 constexpr int kLanes = 32;
 enum Collective { kNone, kBallot, kShuffle, kSync };
 
-[[noreturn]] inline void fail(const char* what) {
-  std::fprintf(stderr, "cuda_on_cpu: %s\n", what);
-  std::abort();
+// Ends the process: the program under test breaks a rule of CUDA.
+[[noreturn]] void fail(const char* what);
+// A random number below n > 0.
+uint64_t draw(uint64_t n);
+
+// Memory that an operation uses.
+struct Use {
+  const void* memory;
+  bool is_written;
+};
+
+// Appends an operation to a stream. REQUIRES: `work` runs no other call of CUDA.
+void enqueue(cudaStream_t stream, std::function<void()> work, const std::vector<Use>& uses);
+
+// The numbers below n in a random order.
+inline std::vector<unsigned> shuffled(unsigned n) {
+  std::vector<unsigned> order(n);
+  std::iota(order.begin(), order.end(), 0u);
+  for (unsigned i = n; i > 1; --i) std::swap(order[i - 1], order[draw(i)]);
+  return order;
 }
 
 class Warp {
@@ -69,7 +90,9 @@ class Warp {
     std::fill_n(is_live_, kLanes, true);
     for (bool any = true; any;) {
       any = false;
-      for (lane_ = 0; lane_ < kLanes; ++lane_) {
+      const int first = static_cast<int>(draw(kLanes)), step = 1 + 2 * static_cast<int>(draw(kLanes / 2));
+      for (int turn = 0; turn < kLanes; ++turn) {
+        lane_ = (first + turn * step) % kLanes;
         if (!is_live_[lane_]) continue;
         threadIdx.x = warp * kLanes + lane_;
         at_[lane_] = kNone;
@@ -155,13 +178,23 @@ class Warp {
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments... arguments) {
-  blockDim = config->blockDim;
-  if (blockDim.x % cuda_on_cpu::kLanes != 0) cuda_on_cpu::fail("blocks must be of whole warps");
-  for (unsigned block = 0; block < config->gridDim.x; ++block)
-    for (unsigned warp = 0; warp < blockDim.x / cuda_on_cpu::kLanes; ++warp) {
-      blockIdx.x = block;
-      cuda_on_cpu::Warp::current().run(warp, [&] { kernel(arguments...); });
+  if (config->blockDim.x % cuda_on_cpu::kLanes != 0) cuda_on_cpu::fail("blocks must be of whole warps");
+  std::vector<cuda_on_cpu::Use> uses;
+  const auto note = [&](auto argument) {
+    using Argument = decltype(argument);
+    if constexpr (std::is_pointer_v<Argument>)
+      if (argument != nullptr) uses.push_back({argument, !std::is_const_v<std::remove_pointer_t<Argument>>});
+  };
+  (note(static_cast<Parameters>(arguments)), ...);
+  const auto run = [blocks = config->gridDim.x, block = config->blockDim, kernel, arguments...] {
+    blockDim = block;
+    const unsigned warps = block.x / cuda_on_cpu::kLanes;
+    for (const unsigned warp : cuda_on_cpu::shuffled(blocks * warps)) {
+      blockIdx.x = warp / warps;
+      cuda_on_cpu::Warp::current().run(warp % warps, [&] { kernel(arguments...); });
     }
+  };
+  cuda_on_cpu::enqueue(config->stream, run, uses);
   return cudaSuccess;
 }
 
@@ -201,48 +234,56 @@ T atomicAdd(T* place, T value) {
   return before;
 }
 
-inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  if (*memory == nullptr) return cudaErrorMemoryAllocation;
-  std::memset(*memory, 0xcd, bytes);
-  return cudaSuccess;
-}
-inline cudaError_t cudaFree(void* memory) {
-  std::free(memory);
-  return cudaSuccess;
-}
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
-  return cudaSuccess;
-}
-inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
-  if (bytes > 0) std::memset(memory, value, bytes);
-  return cudaSuccess;
-}
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-inline cudaError_t cudaGetDeviceCount(int* num) {
-  *num = 1;
-  return cudaSuccess;
-}
-inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
-inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 9;
-  return cudaSuccess;
-}
 struct cudaPointerAttributes {
   cudaMemoryType type;
   int device;
 };
-inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* about, const void*) {
-  *about = {cudaMemoryTypeDevice, 0};
-  return cudaSuccess;
-}
-inline const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaErrorMemoryAllocation ? "out of memory" : "no error";
-}
+
+#define CUDA_ON_CPU extern "C" __attribute__((visibility("default")))
+
+CUDA_ON_CPU cudaError_t cudaMalloc(void** memory, size_t bytes);
+CUDA_ON_CPU cudaError_t cudaFree(void* memory);
+CUDA_ON_CPU cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t);
+CUDA_ON_CPU cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t);
+CUDA_ON_CPU cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned flags);
+CUDA_ON_CPU cudaError_t cudaStreamDestroy(cudaStream_t);
+CUDA_ON_CPU cudaError_t cudaStreamSynchronize(cudaStream_t);
+CUDA_ON_CPU cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned flags);
+CUDA_ON_CPU cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned flags);
+CUDA_ON_CPU cudaError_t cudaEventDestroy(cudaEvent_t);
+CUDA_ON_CPU cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t);
+CUDA_ON_CPU cudaError_t cudaEventSynchronize(cudaEvent_t);
+CUDA_ON_CPU cudaError_t cudaEventQuery(cudaEvent_t);
+CUDA_ON_CPU cudaError_t cudaDeviceSynchronize();
+CUDA_ON_CPU cudaError_t cudaGetDeviceCount(int* num);
+CUDA_ON_CPU cudaError_t cudaGetDevice(int* device);
+CUDA_ON_CPU cudaError_t cudaSetDevice(int device);
+CUDA_ON_CPU cudaError_t cudaGetLastError();
+CUDA_ON_CPU cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int device);
+CUDA_ON_CPU cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* about, const void* memory);
+CUDA_ON_CPU const char* cudaGetErrorString(cudaError_t error);
+
+// What CUDA has not.
+
+struct CudaOnCpuCounts {
+  int64_t launches, waits, stream_waits, records, allocations, memsets;
+  int64_t copies_to_gpu, bytes_to_gpu, copies_to_host, bytes_to_host, copies_on_gpu;
+};
+// Order of the operations that follow. Default: that of CUDA_ON_CPU_SEED, or 1.
+CUDA_ON_CPU void cuda_on_cpu_seed(uint64_t seed);
+// Since the last call.
+CUDA_ON_CPU void cuda_on_cpu_counts(CudaOnCpuCounts* counts);
+// Nanoseconds of processor time that this thread has spent in the emulator.
+CUDA_ON_CPU int64_t cuda_on_cpu_spent();
+// Memory as of torch's allocators. What is given back is filled with garbage and taken again; of a stream, once the
+// streams that were recorded for it have done what they were given before; of the host, which stays pinned, at once.
+CUDA_ON_CPU void* cuda_on_cpu_take(size_t bytes, cudaStream_t);
+CUDA_ON_CPU void* cuda_on_cpu_take_pinned(size_t bytes);
+CUDA_ON_CPU void cuda_on_cpu_record(void* memory, cudaStream_t);
+CUDA_ON_CPU void cuda_on_cpu_give_back(void* memory);
+// A read of GPU memory by the stream: fails if the values are not those of now.
+CUDA_ON_CPU void cuda_on_cpu_read(const void* memory, size_t bytes, cudaStream_t);
+// A write of GPU memory by the stream, of the values of now.
+CUDA_ON_CPU void cuda_on_cpu_write(void* memory, const void* values, size_t bytes, cudaStream_t);
+// What has been enqueued to the stream is done. Not counted as a wait.
+CUDA_ON_CPU void cuda_on_cpu_run(cudaStream_t);

@@ -1,0 +1,98 @@
+"""Gpu: a GPU's memory, and a CUDA stream beside torch's, for caches, batches and losses.
+
+Operations of a stream run in its order, concurrent with those of other streams and with the host, so what one stream
+has made is handed over: the taker waits for the maker, and the memory is not used again before the taker is done.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Gpu:
+    """One GPU and a stream of its own."""
+
+    def __init__(self, device: torch.device):
+        """device: without an index the current GPU."""
+        self.index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", self.index)
+        self._stream = torch.cuda.Stream(self.device)
+
+    def empty(self, shape, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Uninitialised memory of the GPU, for this stream."""
+        with torch.cuda.stream(self._stream):
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def sent(self, array: np.ndarray) -> Tensor:
+        """A copy on the GPU, for this stream, which the host does not wait for."""
+        with torch.cuda.stream(self._stream):
+            return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
+
+    def fetched(self, tensor: Tensor) -> Tensor:
+        """A copy in pinned memory of the host. Waits for this stream."""
+        with torch.cuda.stream(self._stream):
+            copy = self.pinned(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
+        self.wait()
+        return copy
+
+    def give(self, tensor: Tensor):
+        """Makes torch's stream wait for the operations of this stream on a tensor from `empty`."""
+        torchs = torch.cuda.current_stream(self.device)
+        torchs.wait_stream(self._stream)
+        tensor.record_stream(torchs)
+
+    def take(self, tensor: Tensor):
+        """Makes this stream wait for the operations of torch's stream on a tensor."""
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        tensor.record_stream(self._stream)
+
+    def give_back(self):
+        """Makes torch's stream wait for the operations of this stream: what they read may be changed then."""
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def pinned(self, shape, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def can_use(self, tensor: Tensor) -> bool:
+        """Whether a tensor of the host is pinned."""
+        return tensor.is_pinned()
+
+    def array(self, tensor: Tensor):
+        """A tensor as an array for hetmpi._C, in the same memory."""
+        return tensor
+
+    @property
+    def stream(self) -> int:
+        """This stream as an integer for hetmpi._C."""
+        return self._stream.cuda_stream
+
+    def wait(self):
+        """Waits for all operations of this stream."""
+        self._stream.synchronize()
+
+    @staticmethod
+    def used_by_torch(tensor: Tensor, device: torch.device) -> Tensor:
+        """The tensor on `device`, for use in torch's stream, whichever stream has made it: the host has waited for
+        that, or it lies in host memory."""
+        sent = tensor.to(device, non_blocking=True)
+        sent.record_stream(torch.cuda.current_stream(device))
+        return sent
+
+    class Later:
+        """A number () that torch's stream computes, on its way to the host."""
+
+        def __init__(self, number: Tensor):
+            self._copy, self._is_there = number.to("cpu", non_blocking=True), torch.cuda.Event()
+            self._is_there.record()
+
+        def value(self) -> float:
+            """Waits for it."""
+            self._is_there.synchronize()
+            return self._copy.item()
+
+
+def gpu_of(device: torch.device) -> type[Gpu] | None:
+    """How a device is used: as a GPU, None for the host's processors."""
+    return None if device.type == "cpu" else Gpu

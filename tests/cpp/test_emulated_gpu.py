@@ -1,0 +1,66 @@
+"""Tables and trainings on the emulated GPU (cuda_on_cpu/emulator.cpp), and faults it finds (support/gpu_soak.py)."""
+
+import os
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import emulated
+import launch
+import pytest
+from gpu_faults import FAULTS
+from test_core import CXX, FLAGS, ROOT
+from test_cuda import needs_compiler
+
+SUPPORT = ROOT / "tests/support"
+NO_GPU_IN = "not formula and not steps_of_torch and not first_rows"  # deselects tests without a cache
+pytestmark = [pytest.mark.long, needs_compiler]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """Folder of a package hetmpi with an emulated GPU."""
+    folder = tmp_path_factory.mktemp("emulated")
+    emulated.make_package(folder, CXX, [flag for flag in FLAGS if flag != "-g"])
+    return folder
+
+
+def run(package, ranks: int, *command: str, timeout_s: float = 280) -> launch.Outcome:
+    command = [launch.mpiexec(), "-n", str(ranks), sys.executable, "-m", "mpi4py", *command]
+    return launch.run(command, timeout_s=timeout_s, cwd=package, **emulated.environment(package))
+
+
+def soak(package, ranks: int, *arguments: str) -> launch.Outcome:
+    return run(package, ranks, str(SUPPORT / "gpu_soak.py"), *arguments)
+
+
+def test_random_tables_have_the_bits_of_the_cpu(package):
+    outcome = soak(package, 1, "cases=80")
+    assert outcome.code == 0 and "80 cases, 0 runs, all the same" in outcome.text, outcome.text
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_trainings_have_the_bits_of_the_cpu(package, ranks):
+    outcome = soak(package, ranks, "cases=0", "runs=3")
+    assert outcome.code == 0 and "3 runs, all the same" in outcome.text, outcome.text
+
+
+def test_what_is_left_out_between_streams_and_the_host_is_found(package):
+    def found(fault: str) -> str:
+        outcome = soak(package, 1, "cases=80", f"plant={fault}")
+        return (
+            "" if outcome.code != 0 and re.search(FAULTS[fault], outcome.text) else f"{fault}: {outcome.text[-2000:]}"
+        )
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        wrong = [text for text in pool.map(found, FAULTS) if text]
+    assert not wrong, wrong
+
+
+@pytest.mark.rare
+def test_tables_keep_their_promises_with_their_lines_on_a_gpu(package):
+    files = ("test_staleness.py", "test_joint_pulls.py", "test_vocabulary.py")
+    tests = [str(ROOT / "tests/mpi" / file) for file in files]
+    pytest_ = ["-m", "pytest", "-x", "-q", "-s", "-p", "no:cacheprovider", "-m", "mpi", "-k", NO_GPU_IN]
+    outcome = run(package, 2, *pytest_, *tests)
+    assert outcome.code == 0, outcome.text

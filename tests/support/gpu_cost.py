@@ -1,0 +1,72 @@
+"""What a step of a table on the emulated GPU costs the host: microseconds of the main thread outside CUDA's calls, and
+these calls by kind. All rows are cached, on one rank.
+
+    python gpu_cost.py [keys=29359] [staleness=null] [dim=128] [steps=12]
+
+in the environment of emulated.py. A real CUDA call takes 1 to 10 microseconds more; the emulator's time is left out.
+"""
+
+import statistics
+import sys
+import time
+
+import numpy as np
+import torch
+from gpu_on_cpu import CUDA, OUTSIDE, OnGpu
+
+from hetmpi import EmbeddingTable, RowOptimizer, Staleness, World
+from hetmpi.world.launch import keep_freed_memory
+
+NUM_BATCHES, WARM_UP = 5, 7
+
+
+def host_ns() -> int:
+    """Of this thread, without the emulator."""
+    return time.thread_time_ns() - CUDA.cuda_on_cpu_spent() - OUTSIDE.ns
+
+
+def main():
+    given = {"keys": "29359", "staleness": "null", "dim": "128", "steps": "12"}
+    given |= dict(argument.split("=", 1) for argument in sys.argv[1:])
+    num_keys, dim, num_steps = (int(given[name]) for name in ("keys", "dim", "steps"))
+    staleness = None if given["staleness"] == "null" else int(given["staleness"])
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    num_rows = 14 * num_keys  # no set of lines is full
+    capacity = 0 if staleness == 0 else num_rows
+    table = EmbeddingTable(
+        World(), num_rows, dim, RowOptimizer("sgd", 1.0), staleness=Staleness(staleness, None, 0.0),
+        cache=OnGpu(capacity, admit="all"),
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    batches = [torch.from_numpy(random.permutation(num_rows)[:num_keys]) for _ in range(NUM_BATCHES)]
+    grads, spent, counts = torch.zeros(num_keys, dim), [], []
+
+    def made(step: int) -> torch.Tensor:
+        keys = batches[step % NUM_BATCHES].clone()  # as a loader makes them: a tensor of their own, checked before
+        table.check(keys)
+        return keys
+
+    keys, later = made(0), made(1)
+    for step in range(num_steps + WARM_UP):
+        CUDA.counts()
+        times = [host_ns()]
+        table.read(keys)
+        times.append(host_ns())
+        table.prefetch(later)
+        times.append(host_ns())
+        table.write(keys, grads)
+        times.append(host_ns())
+        spent.append(np.diff(times) / 1e3)
+        counts.append(CUDA.counts())
+        keys, later = later, made(step + 2)
+    medians = np.median(spent[WARM_UP:], 0)
+    parts = ", ".join(f"{name} {value:.0f}" for name, value in zip(("read", "prefetch", "write"), medians))
+    print(f"{num_keys:,} keys, s={given['staleness']}: {medians.sum():.0f} us ({parts})")
+    told = {name: statistics.median(one[name] for one in counts[WARM_UP:]) for name in counts[0]}
+    print(", ".join(f"{name} {value:,.0f}" for name, value in told.items() if value))
+    table.close()
+
+
+if __name__ == "__main__":
+    main()
