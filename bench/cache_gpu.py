@@ -51,17 +51,31 @@ class Filled:
             self.insert(torch.arange(begin, min(begin + CHUNK, num_rows), device="cuda") * KEY_STRIDE)
         self.num_rows = num_rows
 
+    def look_up(self, keys: torch.Tensor, slots: torch.Tensor):
+        self.cache.look_up(keys.data_ptr(), len(keys), slots.data_ptr(), self.stream)
+
+    def insert_and_evict(self, keys: torch.Tensor, *others: torch.Tensor):
+        """others: chosen (n,) bool, rows, states, clocks, slots."""
+        *before, slots = (one.data_ptr() for one in (keys, *others))
+        self.cache.insert_and_evict(*before, len(keys), slots, self.stream)
+
+    def gather(self, slots: torch.Tensor, rows: torch.Tensor):
+        self.cache.gather(slots.data_ptr(), len(slots), rows.data_ptr(), self.stream)
+
+    def update(self, slots: torch.Tensor, grads: torch.Tensor):
+        self.cache.update(slots.data_ptr(), grads.data_ptr(), len(slots), self.stream)
+
     def find(self, keys: torch.Tensor, slots: torch.Tensor):
         """keys (n,) int64 -> slots (n,) int64."""
-        self.cache.look_up(keys, slots, self.stream)
-        self.cache.use(slots, len(keys), self.stream)
+        self.look_up(keys, slots)
+        self.cache.use(slots.data_ptr(), len(keys), self.stream)
 
     def insert(self, keys: torch.Tensor):
         slots = torch.empty_like(keys)
         self.find(keys, slots)
         rows = self.row_of(keys)
         states, clocks = rows[:, :0].contiguous(), torch.zeros(len(keys), dtype=torch.int32, device="cuda")
-        self.cache.insert_and_evict(keys, slots < 0, rows, states, clocks, slots, self.stream)
+        self.insert_and_evict(keys, slots < 0, rows, states, clocks, slots)
         torch.cuda.synchronize()
 
     def row_of(self, keys: torch.Tensor) -> torch.Tensor:
@@ -73,7 +87,7 @@ class Filled:
         for begin in range(0, self.num_rows, CHUNK):
             keys = torch.arange(begin, min(begin + CHUNK, self.num_rows), device="cuda") * KEY_STRIDE
             slots = torch.empty_like(keys)
-            self.cache.look_up(keys, slots, self.stream)
+            self.look_up(keys, slots)
             kept.append(keys[slots >= 0])
         return torch.cat(kept)
 
@@ -81,10 +95,10 @@ class Filled:
         """Checks that rows are those of their keys and that other keys are not found."""
         keys = held[torch.randperm(len(held), device="cuda")[: 1 << 20]]
         slots, rows = torch.empty_like(keys), torch.full((len(keys), self.dim), torch.nan, device="cuda")
-        self.cache.look_up(keys, slots, self.stream)
-        self.cache.gather(slots, rows, self.stream)
+        self.look_up(keys, slots)
+        self.gather(slots, rows)
         assert torch.equal(rows, self.row_of(keys))
-        self.cache.look_up(keys + 1, slots, self.stream)
+        self.look_up(keys + 1, slots)
         assert bool((slots == -1).all())
 
     def rates(self, held: torch.Tensor, settings: dict, copy: float) -> dict:
@@ -98,8 +112,8 @@ class Filled:
         find = seconds(lambda i: self.find(mixed[i], slots[i]), repeats)
         for i in range(BATCHES):
             self.find(hits[i], slots[i])
-        update = seconds(lambda i: self.cache.update(slots[i], grads, 1.0, self.stream), repeats)
-        gather = seconds(lambda i: self.cache.gather(slots[i], rows, self.stream), repeats)
+        update = seconds(lambda i: self.update(slots[i], grads), repeats)
+        gather = seconds(lambda i: self.gather(slots[i], rows), repeats)
         ids = [torch.cat([keys, keys[torch.randint(num, (num,), device="cuda")]]) for keys in hits]
         with_unique = self.against_torch(
             ids, lambda ids: torch.unique(ids, return_inverse=True)[0], slots[0], rows, grads, repeats
@@ -134,8 +148,8 @@ class Filled:
 
         def by_cache(i):
             self.find(unique(batches[i]), slots)
-            self.cache.gather(slots, rows, self.stream)
-            self.cache.update(slots, grads, 1.0, self.stream)
+            self.gather(slots, rows)
+            self.update(slots, grads)
 
         return seconds(by_torch, repeats) / seconds(by_cache, repeats)
 
@@ -153,10 +167,10 @@ class Filled:
             )
             torch.cuda.synchronize()
             began = time.perf_counter()
-            self.cache.insert_and_evict(keys, chosen, rows, states, clocks, slots, self.stream)
+            self.insert_and_evict(keys, chosen, rows, states, clocks, slots)
             torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
-            self.cache.take(self.stream)
+            self.cache.drop_released(self.stream)
         return float(np.median(times))
 
 

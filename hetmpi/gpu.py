@@ -33,44 +33,25 @@ class Gpu:
     def fetched(self, tensor: Tensor) -> Tensor:
         """A copy in pinned memory of the host. Waits for this stream."""
         with torch.cuda.stream(self._stream):
-            copy = self.pinned(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
-        self.wait()
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+        self._stream.synchronize()
         return copy
 
-    def give(self, tensor: Tensor):
-        """Makes torch's stream wait for the operations of this stream on a tensor from `empty`."""
-        torchs = torch.cuda.current_stream(self.device)
-        torchs.wait_stream(self._stream)
-        tensor.record_stream(torchs)
+    def rows(self, num: int, dim: int) -> Tensor:
+        """Memory (num, dim) float32 for rows that this stream writes; then torch's uses them."""
+        rows = self.empty((num, dim))
+        rows.record_stream(torch.cuda.current_stream(self.device))
+        return rows
 
-    def take(self, tensor: Tensor):
-        """Makes this stream wait for the operations of torch's stream on a tensor."""
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        tensor.record_stream(self._stream)
-
-    def give_back(self):
-        """Makes torch's stream wait for the operations of this stream: what they read may be changed then."""
-        torch.cuda.current_stream(self.device).wait_stream(self._stream)
-
-    def pinned(self, shape, dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
-
-    def can_use(self, tensor: Tensor) -> bool:
-        """Whether a tensor of the host is pinned."""
-        return tensor.is_pinned()
-
-    def array(self, tensor: Tensor):
-        """A tensor as an array for hetmpi._C, in the same memory."""
-        return tensor
+    @property
+    def torchs_stream(self) -> int:
+        """Torch's stream as an integer for hetmpi._C."""
+        return torch.cuda.current_stream(self.device).cuda_stream
 
     @property
     def stream(self) -> int:
         """This stream as an integer for hetmpi._C."""
         return self._stream.cuda_stream
-
-    def wait(self):
-        """Waits for all operations of this stream."""
-        self._stream.synchronize()
 
     @staticmethod
     def used_by_torch(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,5 +1,5 @@
 // Lines: the seam between a client and the cache of rows, in host memory (host_lines.h) or on a GPU
-// (hetmpi/table/gpu_cache.py). Terms: cache/row_cache.h.
+// (cuda/gpu_lines.h). Terms: cache/row_cache.h.
 //
 //   ask     finds the line of each key, and the clocks of usable ones, which owners compare with theirs
 //   judge   begins an iteration with the lines found; which of them are too old, by their owners' clocks
@@ -23,7 +23,7 @@
 
 namespace hetmpi {
 
-// Rows or gradients (n, dim) where the model computes. at: their memory, if that is the host's; memory: keeps them.
+// Rows or gradients (n, dim) where the model computes. memory: keeps them.
 struct ModelRows {
   float* at = nullptr;
   int64_t num = 0;

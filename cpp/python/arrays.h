@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "buffer.h"
+#include "client/lines.h"
 #include "python/bindings.h"
+#include "vectors.h"
 #include "wire/sections.h"
 
 namespace hetmpi {
@@ -56,6 +58,20 @@ std::shared_ptr<Object> kept(Object object) {
     delete of;
   };
   return std::shared_ptr<Object>(new Object(std::move(object)), free);
+}
+
+// The memory of a tensor (n, dim), of whichever processor.
+inline ModelRows device_rows_of(const py::object& tensor, int64_t n) {
+  auto* at = reinterpret_cast<float*>(tensor.attr("data_ptr")().cast<uintptr_t>());
+  return {at, n, kept(tensor)};
+}
+
+// Raises NotFinite if gradients (n, width) of keys (n), or sums of gradients, are NaN or infinite.
+inline void refuse_if_not_finite(const int64_t* keys, int64_t n, const float* values, int64_t width) {
+  if (is_finite(values, n * width)) return;
+  const py::gil_scoped_acquire acquire;
+  const Array<float> rows({static_cast<ssize_t>(n), static_cast<ssize_t>(width)}, values);
+  py::module_::import("hetmpi.table.client").attr("check_finite")(Array<int64_t>(n, keys), rows);
 }
 
 inline Words words_in(Array<int64_t> message) {

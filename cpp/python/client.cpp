@@ -1,5 +1,4 @@
-// Lines: host memory's, and those that are written in Python (hetmpi/table/gpu_cache.py). The clients of both
-// consistency models, and what they are made of: keys and tables.
+// Lines in host memory. The clients of both consistency models, and what they are made of: keys and tables.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
@@ -27,10 +26,11 @@ namespace {
 
 // Rows and gradients as tensors.
 
-// As a tensor (n, dim), in the same memory.
-py::object object_of(const ModelRows& rows, int64_t dim) {
-  if (rows.at == nullptr) return *static_cast<const py::object*>(rows.memory.get());
-  const Array<float> array({static_cast<ssize_t>(rows.num), static_cast<ssize_t>(dim)}, rows.at, owner_of(rows.memory));
+// As a tensor (n, dim), in the same memory: that of the model's processor, if another one computes it.
+py::object object_of(const ModelRows& rows, const Lines::Form& form) {
+  if (form.computes_beside) return *static_cast<const py::object*>(rows.memory.get());
+  const Array<float> array({static_cast<ssize_t>(rows.num), static_cast<ssize_t>(form.dim)}, rows.at,
+                           owner_of(rows.memory));
   return py::module_::import("torch").attr("from_numpy")(array);
 }
 
@@ -44,109 +44,10 @@ Buffer<float> host_rows_of(const py::object& tensor, int64_t dim) {
 // The rows of a tensor (n, dim), where these lines read them.
 ModelRows rows_of(const py::object& tensor, const Lines& lines) {
   const auto n = tensor.attr("size")(0).cast<int64_t>();
-  if (lines.form().computes_beside) return {nullptr, n, kept(tensor)};
+  if (lines.form().computes_beside) return device_rows_of(tensor, n);
   const Buffer<float> rows = host_rows_of(tensor, lines.form().dim);
   return {rows.data(), n, rows.memory()};
 }
-
-// Lines whose methods are Python's. They may be called without the GIL.
-class PyLines : public Lines {
- public:
-  using Lines::Lines;
-
-  std::shared_ptr<void> allocate(int64_t num_bytes) override {
-    py::gil_scoped_acquire acquire;
-    return buffer_of(call("empty", num_bytes, py::dtype::of<uint8_t>()).cast<Array<uint8_t>>()).memory();
-  }
-
-  void set_step(double lr, int64_t step) override {
-    py::gil_scoped_acquire acquire;
-    call("set_step", lr, step);
-  }
-
-  void ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
-           int64_t bound) override {
-    py::gil_scoped_acquire acquire;
-    const py::object clocks = known.size() > 0 ? array_of(known) : py::object(py::none());
-    call("ask", array_of(keys), array_of(slots), clocks, will_write, bound);
-  }
-
-  void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks, int64_t num_keys,
-             int64_t bound, const Buffer<uint8_t>& is_stale) override {
-    py::gil_scoped_acquire acquire;
-    const Array<bool> fetched(slots.size(), reinterpret_cast<const bool*>(is_fetched));
-    call("judge", array_of(slots), fetched, array_of(clocks), num_keys, bound, array_of(is_stale));
-  }
-
-  void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
-              const Buffer<float>& states, const Buffer<int32_t>& clocks, float anticipate) override {
-    py::gil_scoped_acquire acquire;
-    call("accept", array_of(slots), array_of(chosen), rows_in(weights, slots.size(), form().dim),
-         rows_in(states, slots.size(), form().preview_dim), array_of(clocks), anticipate);
-  }
-
-  ModelRows rows(const Buffer<int64_t>& slots, const Buffer<float>& weights, int64_t n) override {
-    py::gil_scoped_acquire acquire;
-    const py::object places = slots.size() == n ? array_of(slots) : py::object(py::none());
-    return {nullptr, n, kept(call("rows", places, rows_in(weights, n, form().dim)))};
-  }
-
-  ModelRows moved(const Buffer<float>& weights, int64_t n) override {
-    py::gil_scoped_acquire acquire;
-    return {nullptr, n, kept(call("moved", rows_in(weights, n, form().dim)))};
-  }
-
-  Inserted insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
-                  const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) override {
-    py::gil_scoped_acquire acquire;
-    const auto [num_missing, num_evicted] =
-        call("insert", array_of(keys), array_of(chosen), object_of(weights, form().dim),
-             rows_in(states, slots.size(), form().preview_dim), array_of(clocks), array_of(slots))
-            .cast<std::pair<int64_t, int64_t>>();
-    return {num_missing, num_evicted};
-  }
-
-  void update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
-              const ModelRows& grads, float anticipate) override {
-    py::gil_scoped_acquire acquire;
-    call("update", array_of(keys), array_of(slots), array_of(clocks), object_of(grads, form().dim), anticipate);
-  }
-
-  void due(const Buffer<int64_t>& slots, int64_t bound) override {
-    py::gil_scoped_acquire acquire;
-    call("due", array_of(slots), bound);
-  }
-
-  void due_all() override {
-    py::gil_scoped_acquire acquire;
-    call("due_all");
-  }
-
-  int64_t num_released() override {
-    py::gil_scoped_acquire acquire;
-    return call("num_released").cast<int64_t>();
-  }
-
-  std::shared_ptr<ReleasedSums> take() override {
-    py::gil_scoped_acquire acquire;
-    auto taken = call("take").cast<std::shared_ptr<ReleasedSums>>();
-    if (!taken) throw py::type_error("lines: take() must return ReleasedSums, got None");
-    return taken;
-  }
-
- private:
-  template <typename... Arguments>
-  py::object call(const char* name, Arguments&&... arguments) const {
-    const py::function method = py::get_override(static_cast<const Lines*>(this), name);
-    if (!method) throw py::type_error(std::string("lines have no method ") + name);
-    return method(std::forward<Arguments>(arguments)...);
-  }
-
-  // (n, width).
-  static Array<float> rows_in(const Buffer<float>& rows, int64_t n, int64_t width) {
-    return array_of(rows, {static_cast<ssize_t>(n), static_cast<ssize_t>(width)});
-  }
-};
 
 // RowCache's calls on arrays of one batch of n keys: slots (n) int64, clocks (n) int32, chosen (n) bool, weights and
 // grads (n, dim), states (n, preview_dim) float32.
@@ -257,11 +158,7 @@ void bind_lines(py::module_& m) {
   m.attr("WAYS") = kWays;
   m.attr("LINE_OVERHEAD_BYTES") = RowCache::kLineOverhead;
 
-  py::class_<Lines, PyLines>(m, "Lines", "The cache of rows, as a client uses it (cpp/client/lines.h).")
-      .def(py::init([](int64_t capacity_rows, const RowOptimizer& rule) {
-             return new PyLines({capacity_rows, rule.dim(), rule.preview_dim(), rule.sum_dim(), true});
-           }),
-           "capacity_rows"_a, "rule"_a)
+  py::class_<Lines>(m, "Lines", "The cache of rows, as a client uses it (cpp/client/lines.h).")
       .def_property_readonly("capacity_rows", &Lines::capacity_rows, "Lines; with 0 no key has one.")
       .def_property_readonly(
           "computes_beside", [](const Lines& of) { return of.form().computes_beside; },
@@ -369,7 +266,7 @@ void bind_verbs(Bind& bind, GradsOf grads_of) {
             }
             py::list tensors;
             for (size_t i = 0; i < rows.size(); ++i)
-              tensors.append(object_of(rows[i], clients[i]->table().lines->form().dim));
+              tensors.append(object_of(rows[i], clients[i]->table().lines->form()));
             return tensors;
           },
           "clients"_a, "keys"_a,
@@ -441,10 +338,7 @@ Buffer<float> exact_grads(const py::object& grads, const Keys& keys, const Table
   const InPart push(*table.spans, kPush);
   const Lines::Form& form = table.lines->form();
   Buffer<float> rows = host_rows_of(grads.attr("cpu")(), form.dim);
-  if (form.computes_beside)
-    py::module_::import("hetmpi.table.client")
-        .attr("check_finite")(array_of(keys.array),
-                              array_of(rows, {static_cast<ssize_t>(keys.size()), static_cast<ssize_t>(form.dim)}));
+  if (form.computes_beside) refuse_if_not_finite(keys.array.data(), keys.size(), rows.data(), form.dim);
   return rows;
 }
 

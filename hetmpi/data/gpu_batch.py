@@ -26,7 +26,7 @@ class GpuBatches:
         gpu, core = self._workspace()
         ids, dense, label = map(gpu.sent, (samples.ids.reshape(-1), samples.dense, samples.label))
         keys, index = (gpu.empty(len(ids), torch.int64) for _ in range(2))
-        num = core.unique(gpu.array(ids), self.num_rows, gpu.array(keys), gpu.array(index), gpu.stream)
+        num = core.unique(ids.data_ptr(), len(ids), self.num_rows, keys.data_ptr(), index.data_ptr(), gpu.stream)
         on_host = gpu.fetched(keys[:num])
         teacher, weight = (None if one is None else torch.from_numpy(one) for one in (samples.teacher, samples.weight))
         return Batch({TABLE: on_host}, index.view(samples.ids.shape), dense, label, teacher, weight=weight)

@@ -64,41 +64,6 @@ def test_without_a_gpu_the_module_says_so():
 
 
 @needs_gpu
-def test_python_calls_it_with_tensors_and_a_stream():
-    cache = _C.CudaRowCache(64, RowOptimizer("sgd", 1.0).core(8), "lru")
-    cache.set_step(1.0, 1)
-    stream = torch.cuda.current_stream().cuda_stream
-    keys, slots = torch.arange(10, device="cuda"), torch.empty(10, dtype=torch.int64, device="cuda")
-    rows, states = torch.randn(10, 8, device="cuda"), torch.empty(10, 0, device="cuda")
-    clocks, chosen = torch.zeros(10, dtype=torch.int32, device="cuda"), torch.ones(10, dtype=torch.bool, device="cuda")
-    cache.look_up(keys, slots, stream)
-    assert slots.tolist() == [-1] * 10
-    cache.use(slots, 10, stream)
-    cache.insert_and_evict(keys, chosen, rows, states, clocks, slots, stream)
-    grads, out = torch.ones(10, 8, device="cuda"), torch.empty(10, 8, device="cuda")
-    cache.update(slots, grads, 1.0, stream)
-    cache.gather(slots, out, stream)
-    assert torch.equal(out, rows - 1)
-    cache.take_all(stream)
-    sent = cache.take(stream)
-    assert (
-        sorted(sent.keys.tolist()) == list(range(10))
-        and set(sent.clocks) == set(sent.counts) == set(sent.steps.flat) == {1}
-        and np.array_equal(sent.sums, np.ones((10, 8)))
-    )
-    with pytest.raises(
-        ValueError, match=r"out must be contiguous, of type <f4 and shape \(10,8,\), got <f4 and \(10,4,\)"
-    ):
-        cache.gather(slots, out[:, :4], stream)
-    with pytest.raises(RuntimeError, match="requires grad"):
-        cache.update(slots, grads.requires_grad_(), 1.0, stream)
-    with pytest.raises(ValueError, match="slots must lie in the memory of GPU 0 or in pinned memory of the host"):
-        cache.gather(np.zeros(10, np.int64), out, stream)
-    with pytest.raises(TypeError, match="slots must be an array, got <class 'list'>"):
-        cache.gather([0], out, stream)
-
-
-@needs_gpu
 def test_batches_made_on_the_gpu_are_those_of_the_cpu():
     samples = Synthetic(0, scale=0.001).train(0, 300)
     on_cpu, on_gpu = to_batch(samples), GpuBatches(torch.device("cuda", 0), 1 << 40)(samples)

@@ -1,5 +1,6 @@
 """Tables and trainings on the emulated GPU (cuda_on_cpu/emulator.cpp), and faults it finds (support/gpu_soak.py)."""
 
+import json
 import os
 import re
 import sys
@@ -55,6 +56,22 @@ def test_what_is_left_out_between_streams_and_the_host_is_found(package):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         wrong = [text for text in pool.map(found, FAULTS) if text]
     assert not wrong, wrong
+
+
+@pytest.mark.parametrize(
+    ("staleness", "most"),
+    [
+        ("null", {"launches": 5, "waits": 1, "stream_waits": 3, "records": 3}),
+        ("100", {"launches": 9, "waits": 7, "stream_waits": 3, "records": 3, "copies_to_host": 2, "bytes_to_host": 8}),
+        ("0", {"stream_waits": 1, "records": 1, "copies_to_gpu": 1, "bytes_to_gpu": 4 * 500 * 128}),
+    ],
+)
+def test_a_step_with_all_rows_cached_makes_no_more_calls_of_cuda(package, staleness, most):
+    outcome = run(package, 1, str(SUPPORT / "gpu_cost.py"), "keys=500", f"staleness={staleness}")
+    assert outcome.code == 0, outcome.text
+    found = json.loads(outcome.text.strip().splitlines()[-1])
+    del found["host_us"]
+    assert all(value <= most.get(name, 0) for name, value in found.items()), found
 
 
 @pytest.mark.rare

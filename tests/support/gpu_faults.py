@@ -1,14 +1,14 @@
 """Faults that gpu_soak.py plants, and what is then said."""
 
 LATE_READ = "memory was written before a stream that reads it had read it"
-OTHER_ROWS = r"case \d+: rows of t\d at step \d+ differ"
+OTHER_ROWS = r"case \d+: \w+ of t\d.* differ"
+REUSED = "pinned memory was written by the host before an operation that uses it had run|has changed between the launch"
 
 FAULTS = {
-    "wait": "pinned memory was written by the host before an operation that uses it had run",  # the host waits for none
+    "wait": f"{REUSED}|{OTHER_ROWS}",  # the host waits for nothing
     "hand_over": f"{LATE_READ}|{OTHER_ROWS}",  # no stream waits for another one
-    "give": f"{LATE_READ}|{OTHER_ROWS}",  # torch does not wait for rows
-    "take": OTHER_ROWS,  # the cache does not wait for gradients
-    "give_back": OTHER_ROWS,  # torch writes gradients that the cache still reads
-    "record": LATE_READ,  # memory is used again by the stream that it came from
-    "reuse": "pinned memory is freed before an operation that uses it has run",
+    "give": f"{LATE_READ}|{OTHER_ROWS}",  # torch does not wait for rows, nor for what has read its gradients
+    "take": OTHER_ROWS,  # the lines do not wait for gradients
+    "late": REUSED,  # buffers are used again before the kernels that read them have run
+    "record": LATE_READ,  # memory of rows and batches is used again by the stream that it came from
 }

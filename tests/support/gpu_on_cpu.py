@@ -19,7 +19,7 @@ import torch
 from hetmpi import _C
 from hetmpi.gpu import Gpu
 from hetmpi.table.cache import CacheSettings
-from hetmpi.table.gpu_cache import GpuCache
+from hetmpi.table.group import TableGroup
 from hetmpi.table.table import EmbeddingTable
 
 HOST, DEVICE, TO_GPU, TO_HOST = 1, 2, 0, 1  # as in cuda_runtime.h
@@ -86,6 +86,29 @@ TORCH = CUDA.stream()  # torch's
 LATE: deque[torch.Tensor] = deque(maxlen=8)  # the last gradients
 
 
+class Outside:
+    """Processor time of Python's part of the emulation, in nanoseconds."""
+
+    ns, depth = 0, 0
+
+    def __call__(self, call):
+        @functools.wraps(call)
+        def timed(*arguments):
+            self.depth += 1
+            began, emulated = time.thread_time_ns(), CUDA.cuda_on_cpu_spent()
+            try:
+                return call(*arguments)
+            finally:
+                self.depth -= 1
+                if self.depth == 0:
+                    self.ns += time.thread_time_ns() - began - (CUDA.cuda_on_cpu_spent() - emulated)
+
+        return timed
+
+
+OUTSIDE = Outside()
+
+
 class Memory:
     """Memory that numpy reads, freed with the last array of it."""
 
@@ -112,6 +135,12 @@ def on_gpu(stream: int, shape, dtype: torch.dtype) -> torch.Tensor:
     return Memory(address, shape, dtype, CUDA.cuda_on_cpu_give_back).tensor()
 
 
+def pinned(shape, dtype: torch.dtype) -> torch.Tensor:
+    """Pinned memory of torch's allocator."""
+    address = CUDA.cuda_on_cpu_take_pinned(bytes_of(shape, dtype))
+    return Memory(address, shape, dtype, CUDA.cuda_on_cpu_give_back).tensor()
+
+
 def late(values: torch.Tensor) -> torch.Tensor:
     """What torch's stream has computed when it comes to here."""
     tensor, values = on_gpu(TORCH, values.shape, values.dtype), values.contiguous()
@@ -119,39 +148,17 @@ def late(values: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+@OUTSIDE
 def read_by_torch(tensor: torch.Tensor):
     """Now, and at any time until torch's stream comes to here."""
     CUDA.cuda_on_cpu_run(TORCH)
     CUDA.cuda_on_cpu_read(tensor.data_ptr(), tensor.nbytes, TORCH)
 
 
-class Outside:
-    """Processor time of Python's part of the emulation, in nanoseconds."""
-
-    ns, depth = 0, 0
-
-    def __call__(self, call):
-        @functools.wraps(call)
-        def timed(*arguments):
-            self.depth += 1
-            began, emulated = time.thread_time_ns(), CUDA.cuda_on_cpu_spent()
-            try:
-                return call(*arguments)
-            finally:
-                self.depth -= 1
-                if self.depth == 0:
-                    self.ns += time.thread_time_ns() - began - (CUDA.cuda_on_cpu_spent() - emulated)
-
-        return timed
-
-
-OUTSIDE = Outside()
-
-
 class GpuOnCpu(Gpu):
     """See above. Tensors on it are on torch's CPU."""
 
-    index = 0
+    index, torchs_stream = 0, TORCH
 
     def __init__(self, device: torch.device | None = None):
         self.device, self._own, self._sent = torch.device("cpu"), CUDA.stream(), []
@@ -162,7 +169,7 @@ class GpuOnCpu(Gpu):
 
     @OUTSIDE
     def sent(self, array):
-        staged, sent = self.pinned(array.shape, torch.from_numpy(array).dtype), None
+        staged = pinned(array.shape, torch.from_numpy(array).dtype)
         staged.numpy()[...] = array
         sent = self.empty(array.shape, staged.dtype)
         CUDA.cudaMemcpyAsync(sent.data_ptr(), staged.data_ptr(), staged.nbytes, TO_GPU, self._own)
@@ -171,60 +178,30 @@ class GpuOnCpu(Gpu):
 
     @OUTSIDE
     def fetched(self, tensor):
-        copy = self.pinned(tensor.shape, tensor.dtype)
+        copy = pinned(tensor.shape, tensor.dtype)
         CUDA.cudaMemcpyAsync(copy.data_ptr(), tensor.data_ptr(), copy.nbytes, TO_HOST, self._own)
-        self.wait()
+        CUDA.cudaStreamSynchronize(self._own)
+        self._sent.clear()
         return copy
 
     @OUTSIDE
-    def give(self, tensor):
-        self._hand_over(TORCH, self._own)
-        self._record(tensor, TORCH)
-        read_by_torch(tensor)
-
-    @OUTSIDE
-    def take(self, tensor):
-        self._hand_over(self._own, TORCH)
-        self._record(tensor, self._own)
-
-    @OUTSIDE
-    def give_back(self):
-        self._hand_over(TORCH, self._own)
+    def rows(self, num, dim):
+        rows = self.empty((num, dim))
+        self._record(rows)
+        return rows
 
     @staticmethod
-    def _hand_over(taker: int, maker: int):
-        CUDA.wait(taker, maker)
-
-    @staticmethod
-    def _record(tensor, stream: int):
-        CUDA.cuda_on_cpu_record(tensor.data_ptr(), stream)
-
-    @OUTSIDE
-    def pinned(self, shape, dtype):
-        shape = (shape,) if isinstance(shape, int) else shape
-        address = CUDA.cuda_on_cpu_take_pinned(bytes_of(shape, dtype))
-        return Memory(address, shape, dtype, CUDA.cuda_on_cpu_give_back).tensor()
-
-    @OUTSIDE
-    def can_use(self, tensor):
-        return CUDA.kind(tensor.data_ptr()) == HOST
-
-    def array(self, tensor):
-        return tensor.detach().numpy()
+    def _record(tensor):
+        CUDA.cuda_on_cpu_record(tensor.data_ptr(), TORCH)
 
     @property
     def stream(self):
         return self._own
 
-    @OUTSIDE
-    def wait(self):
-        CUDA.cudaStreamSynchronize(self._own)
-        self._sent.clear()
-
     @classmethod
     def used_by_torch(cls, tensor, device):
         if CUDA.kind(tensor.data_ptr()) == DEVICE:
-            cls._record(tensor, TORCH)
+            cls._record(tensor)
             read_by_torch(tensor)
         return tensor
 
@@ -236,27 +213,12 @@ class GpuOnCpu(Gpu):
             return self._number.item()
 
 
-class EmulatedCache(GpuCache):
-    """With what tests ask of lines."""
-
-    def look_up(self, keys, slots):
-        self.ask(keys, slots, None, False, 0)
-
-    def clocks(self, slots):
-        """c_c of slots (n,), -1 for none."""
-        clocks, counts = (self.empty(len(slots), np.int32) for _ in range(2))
-        self._lines.look_at(self._use(slots), clocks, counts, self._gpu.stream)
-        self._arrays.wait()
-        return clocks
-
-
 class OnGpu(CacheSettings):
     """Settings of a cache with lines on the emulated GPU."""
 
     def open(self, world, num_rows, dim, optimizer, device):
-        rule, gpu = optimizer.core(dim), GpuOnCpu()
         capacity_rows = self.rows(num_rows, world, device)
-        return EmulatedCache(_C.CudaRowCache(capacity_rows, rule, self.policy, self.dtype, 0), rule, gpu)
+        return _C.GpuLines(capacity_rows, optimizer.core(dim), self.policy, self.dtype, GpuOnCpu())
 
 
 @OUTSIDE
@@ -272,7 +234,23 @@ def computed(values: torch.Tensor, table: EmbeddingTable) -> torch.Tensor:
 def to_write(table, keys, grads, of_table=EmbeddingTable.to_write):
     """As EmbeddingTable's, with gradients that torch's stream computes."""
     checked, values = of_table(table, keys, grads)
-    return checked, computed(values, table) if isinstance(table.cache, GpuCache) else values
+    return checked, computed(values, table) if table.cache.computes_beside else values
 
 
-EmbeddingTable.to_write = to_write
+def read(table, keys, of_table=EmbeddingTable.read):
+    rows = of_table(table, keys)
+    if table.cache.computes_beside:
+        read_by_torch(rows)
+    return rows
+
+
+def read_group(group, keys, of_group=TableGroup.read):
+    rows = of_group(group, keys)
+    for name, table in group.items():
+        if table.cache.computes_beside:
+            read_by_torch(rows[name])
+    return rows
+
+
+read_unseen = TableGroup.read  # into rows that torch does not read
+EmbeddingTable.to_write, EmbeddingTable.read, TableGroup.read = to_write, read, read_group

@@ -3,7 +3,7 @@
     python gpu_soak.py [cases=100] [runs=0] [seed=1] [plant=FAULT]
 
 in the environment of emulated.py, by mpiexec for several ranks: cases are tables of one rank each, runs are trainings
-of all ranks. Exit code 0 if all are equal. plant: a fault of PLANT, to be found.
+of all ranks. Exit code 0 if all are equal. plant: a fault of gpu_faults.py, to be found.
 """
 
 import contextlib
@@ -21,34 +21,17 @@ from launch import losses
 from mpi4py import MPI
 
 from hetmpi import CacheSettings, EmbeddingTable, RowOptimizer, Schedule, Staleness, World
-from hetmpi.table.gpu_cache import HostArrays
 from hetmpi.table.group import TableGroup
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "momentum", "ftrl")
 
 
-HOST_USE = HostArrays.use
-
-
-def unkept(arrays: HostArrays, array: np.ndarray) -> np.ndarray:
-    used = HOST_USE(arrays, array)
-    arrays._used.clear()
-    return used
-
-
-def without(where: type, name: str, function):
-    return lambda: setattr(where, name, function)
-
-
-PLANT = {  # fault -> how it is planted; what is said of it: gpu_faults.py
-    "wait": without(GpuOnCpu, "wait", lambda gpu: None),
-    "hand_over": without(GpuOnCpu, "_hand_over", staticmethod(lambda taker, maker: None)),
-    "give": without(GpuOnCpu, "_hand_over", staticmethod(lambda t, m: t == TORCH or CUDA.wait(t, m))),
-    "take": without(GpuOnCpu, "_hand_over", staticmethod(lambda t, m: m == TORCH or CUDA.wait(t, m))),
-    "give_back": without(GpuOnCpu, "give_back", lambda gpu: None),
-    "record": without(GpuOnCpu, "_record", staticmethod(lambda tensor, stream: None)),
-    "reuse": without(HostArrays, "use", unkept),
-}
+def plant(fault: str):
+    """A fault of gpu_faults.py."""
+    if fault == "record":
+        GpuOnCpu._record = staticmethod(lambda tensor: None)
+    else:
+        CUDA.cuda_on_cpu_leave_out(fault.encode(), TORCH)
 
 
 class Different(Exception):
@@ -61,6 +44,11 @@ def check_same(a: torch.Tensor, b: torch.Tensor, what: str):
 
 
 # Tables
+
+
+def compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], step: int):
+    for name in expected:
+        check_same(expected[name], found[name], f"rows of {name} at step {step}")
 
 
 def drive(world: World, seed: int):
@@ -100,9 +88,16 @@ def drive(world: World, seed: int):
     batches, announced = [batch() for _ in range(num_steps + ahead)], 1
     for step in range(num_steps):
         keys = batches[step]
+        while random.random() < 0.3 and ahead == 0:  # reads without a write
+            others = batch()
+            if random.random() < 0.5:
+                compare(on_cpu.read(others), on_gpu.read(others), step)
+            else:
+                for _ in range(int(random.integers(1, 9))):
+                    on_cpu.read(others)
+                    gpu_on_cpu.read_unseen(on_gpu, others)
         expected, found = on_cpu.read(keys), on_gpu.read(keys)
-        for name in keys:
-            check_same(expected[name], found[name], f"rows of {name} at step {step}")
+        compare(expected, found, step)
         grads = {
             name: torch.from_numpy(random.normal(size=rows.shape).astype(np.float32)) for name, rows in expected.items()
         }
@@ -175,7 +170,7 @@ def main():
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     cases, runs, seed = (int(given.get(name, default)) for name, default in (("cases", 100), ("runs", 0), ("seed", 1)))
     if "plant" in given:
-        PLANT[given["plant"]]()
+        plant(given["plant"])
     comm = MPI.COMM_WORLD
     with tempfile.TemporaryDirectory() as folder:
         world = World()

@@ -243,6 +243,8 @@ struct cudaPointerAttributes {
 
 CUDA_ON_CPU cudaError_t cudaMalloc(void** memory, size_t bytes);
 CUDA_ON_CPU cudaError_t cudaFree(void* memory);
+CUDA_ON_CPU cudaError_t cudaMallocHost(void** memory, size_t bytes);
+CUDA_ON_CPU cudaError_t cudaFreeHost(void* memory);
 CUDA_ON_CPU cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t);
 CUDA_ON_CPU cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t);
 CUDA_ON_CPU cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned flags);
@@ -285,5 +287,8 @@ CUDA_ON_CPU void cuda_on_cpu_give_back(void* memory);
 CUDA_ON_CPU void cuda_on_cpu_read(const void* memory, size_t bytes, cudaStream_t);
 // A write of GPU memory by the stream, of the values of now.
 CUDA_ON_CPU void cuda_on_cpu_write(void* memory, const void* values, size_t bytes, cudaStream_t);
+// From now on leaves out calls, as a fault to be found: "wait", those for which the host waits; "hand_over", waits of
+// streams; "give", those of `models`; "take", those of others; "late": events seem to have happened.
+CUDA_ON_CPU void cuda_on_cpu_leave_out(const char* what, cudaStream_t models);
 // What has been enqueued to the stream is done. Not counted as a wait.
 CUDA_ON_CPU void cuda_on_cpu_run(cudaStream_t);

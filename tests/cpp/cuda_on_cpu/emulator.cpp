@@ -92,6 +92,8 @@ class Gpu {
 
   std::recursive_mutex mutex;
   CudaOnCpuCounts counts = {};
+  std::string fault;  // of cuda_on_cpu_leave_out
+  cudaStream_t models = nullptr;
 
   void seed(uint64_t seed) { random_ = seed * 0x9e3779b97f4a7c15ull + 1; }
 
@@ -262,7 +264,7 @@ class Gpu {
       CUstream_st* next = nullptr;
       for (CUstream_st* other : streams_)
         for (const Operation& operation : other->waiting)
-          if (operation.event == wait.event && !operation.is_wait) next = other;
+          if (operation.event == wait.event && operation.number == wait.number && !operation.is_wait) next = other;
       if (next == nullptr || steps > streams_.size()) cuda_on_cpu::fail("streams wait for each other");
       at = next;
     }
@@ -323,6 +325,19 @@ cudaError_t cudaFree(void* memory) {
   return cudaSuccess;
 }
 
+cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  Call gpu;
+  ++gpu->counts.allocations;
+  return gpu->allocate(memory, bytes, true);
+}
+
+cudaError_t cudaFreeHost(void* memory) {
+  Call gpu;
+  gpu->finish_all();
+  gpu->free(memory);
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
   Call gpu;
@@ -377,14 +392,15 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   Call gpu;
   ++gpu->counts.waits;
-  gpu->finish(gpu->stream(stream));
+  if (gpu->fault != "wait") gpu->finish(gpu->stream(stream));
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   Call gpu;
   ++gpu->counts.stream_waits;
-  gpu->await(gpu->stream(stream), event->state);
+  const std::string kind = stream == gpu->models ? "give" : "take";
+  if (gpu->fault != "hand_over" && gpu->fault != kind) gpu->await(gpu->stream(stream), event->state);
   return cudaSuccess;
 }
 
@@ -415,7 +431,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   Call gpu;
-  return event->state->happened < event->state->recorded ? cudaErrorNotReady : cudaSuccess;
+  const bool is_late = event->state->happened < event->state->recorded && gpu->fault != "late";
+  return is_late ? cudaErrorNotReady : cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize() {
@@ -505,6 +522,12 @@ void cuda_on_cpu_write(void* memory, const void* values, size_t bytes, cudaStrea
   const auto* at = static_cast<const uint8_t*>(values);
   auto copied = std::make_shared<std::vector<uint8_t>>(at, at + bytes);
   gpu->enqueue(gpu->stream(stream), {[=] { std::memcpy(memory, copied->data(), bytes); }});
+}
+
+void cuda_on_cpu_leave_out(const char* what, cudaStream_t models) {
+  Call gpu;
+  gpu->fault = what;
+  gpu->models = models;
 }
 
 void cuda_on_cpu_run(cudaStream_t stream) {

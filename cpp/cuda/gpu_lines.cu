@@ -1,0 +1,274 @@
+// Buffers that kernels use are kept until the kernels have run. That is known once the host has waited for the stream,
+// or sees that an event after them has happened.
+#include "cuda/gpu_lines.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cuda/device.h"
+
+namespace hetmpi {
+namespace {
+
+constexpr int64_t kLeastBytes = 256;
+
+cudaStream_t on(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+template <typename T>
+bool any(const T* begin, int64_t n) {
+  return std::any_of(begin, begin + n, [](T value) { return value != 0; });
+}
+
+}  // namespace
+
+// Pinned memory by size, powers of two. Given back when the last buffer of it goes, which may outlive the lines.
+class GpuLines::Pinned : public std::enable_shared_from_this<GpuLines::Pinned> {
+ public:
+  explicit Pinned(int device) : device_(device) {}
+
+  ~Pinned() {
+    for (const auto& [bytes, blocks] : free_)
+      for (void* block : blocks)
+        if (cudaFreeHost(block) != cudaSuccess) cudaGetLastError();
+  }
+
+  std::shared_ptr<void> take(int64_t num_bytes) {
+    int64_t bytes = kLeastBytes;
+    while (bytes < num_bytes) bytes *= 2;
+    void* block = nullptr;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      std::vector<void*>& blocks = free_[bytes];
+      if (!blocks.empty()) {
+        block = blocks.back();
+        blocks.pop_back();
+      }
+    }
+    if (block == nullptr) {
+      const OnDevice here(device_);
+      HETMPI_CHECK(cudaMallocHost(&block, bytes));
+    }
+    return {block, [pool = shared_from_this(), bytes](void* memory) {
+              const std::lock_guard<std::mutex> lock(pool->mutex_);
+              pool->free_[bytes].push_back(memory);
+            }};
+  }
+
+ private:
+  int device_;
+  std::mutex mutex_;
+  std::map<int64_t, std::vector<void*>> free_;
+};
+
+// Events of the lines' stream, in their order, each with the buffers that kernels before it use.
+class GpuLines::Events {
+ public:
+  explicit Events(int device) : device_(device) {}
+
+  ~Events() {
+    for (const cudaEvent_t event : free_) cudaEventDestroy(event);
+    for (const auto& [event, kept] : recorded_) cudaEventDestroy(event);
+  }
+
+  void keep(const std::shared_ptr<void>& memory) { kept_.push_back(memory); }
+
+  // Makes `taker` wait for what `maker` was given so far. is_own: whether that is the lines' stream.
+  void hand_over(cudaStream_t maker, cudaStream_t taker, bool is_own) {
+    const cudaEvent_t event = make();
+    HETMPI_CHECK(cudaEventRecord(event, maker));
+    HETMPI_CHECK(cudaStreamWaitEvent(taker, event, 0));
+    if (is_own)
+      recorded_.emplace_back(event, std::exchange(kept_, {}));
+    else
+      free_.push_back(event);  // a stream waits for what the event was when it was told to
+  }
+
+  // Lets go of the buffers of kernels that have run.
+  void collect() {
+    for (; !recorded_.empty(); recorded_.pop_front()) {
+      const cudaError_t error = cudaEventQuery(recorded_.front().first);
+      if (error == cudaErrorNotReady) break;
+      HETMPI_CHECK(error);
+      free_.push_back(recorded_.front().first);
+    }
+  }
+
+  // All kernels of the lines' stream have run.
+  void collect_all() {
+    for (; !recorded_.empty(); recorded_.pop_front()) free_.push_back(recorded_.front().first);
+    kept_.clear();
+  }
+
+ private:
+  cudaEvent_t make() {
+    cudaEvent_t event;
+    if (free_.empty()) {
+      const OnDevice here(device_);
+      HETMPI_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    } else {
+      event = free_.back();
+      free_.pop_back();
+    }
+    return event;
+  }
+
+  int device_;
+  std::vector<cudaEvent_t> free_;
+  std::deque<std::pair<cudaEvent_t, std::vector<std::shared_ptr<void>>>> recorded_;
+  std::vector<std::shared_ptr<void>> kept_;  // of kernels after the last event
+};
+
+GpuLines::GpuLines(int64_t capacity_rows, const RowOptimizer& rule, Policy policy, RowType type, int device,
+                   Stream stream, Model model)
+    : Lines({Shape(capacity_rows).capacity_rows(), rule.dim(), rule.preview_dim(), rule.sum_dim(), true}),
+      cache_(capacity_rows, rule, policy, type, device),
+      stream_(stream),
+      model_(std::move(model)),
+      pinned_(std::make_shared<Pinned>(device)),
+      events_(std::make_unique<Events>(device)) {}
+
+GpuLines::~GpuLines() {
+  if (cudaStreamSynchronize(on(stream_)) != cudaSuccess) cudaGetLastError();  // kernels use the buffers and the lines
+}
+
+std::shared_ptr<void> GpuLines::allocate(int64_t num_bytes) { return pinned_->take(num_bytes); }
+
+void GpuLines::set_drift(float most, float others) {
+  has_drift_ = most > 0;
+  cache_.set_drift(most, others);
+}
+
+LagHistogram GpuLines::lags() const { return cache_.lags(stream_); }
+
+void GpuLines::forget(const int64_t* keys, int64_t n) {
+  const auto forgotten = empty<int64_t>(n), slots = empty<int64_t>(n);
+  std::copy_n(keys, n, forgotten.data());
+  keep(forgotten, slots);
+  cache_.look_up(forgotten.data(), n, slots.data(), stream_);
+  cache_.forget(slots.data(), n, stream_);
+}
+
+void GpuLines::clocks(const int64_t* slots, int64_t n, int32_t* clocks) {
+  const auto asked = empty<int64_t>(n);
+  const auto found = empty<int32_t>(n), counts = empty<int32_t>(n);
+  std::copy_n(slots, n, asked.data());
+  keep(asked, found, counts);
+  cache_.look_at(asked.data(), n, found.data(), counts.data(), stream_);
+  wait();
+  std::copy_n(found.data(), n, clocks);
+}
+
+void GpuLines::set_step(double lr, int64_t step) { cache_.set_step(lr, step); }
+
+void GpuLines::ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
+                   bool will_write, int64_t bound) {
+  if (capacity_rows() == 0) {
+    std::fill(slots.begin(), slots.end(), -1);
+    std::fill(known.begin(), known.end(), kNoLine);
+    return;
+  }
+  keep(keys, slots, known);
+  cache_.look_up(keys.data(), keys.size(), slots.data(), stream_);
+  if (known.size() > 0) cache_.clocks_within(slots.data(), slots.size(), will_write, bound, known.data(), stream_);
+  wait();
+}
+
+void GpuLines::judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks,
+                     int64_t num_keys, int64_t bound, const Buffer<uint8_t>& is_stale) {
+  const int64_t n = slots.size();
+  keep(slots);
+  cache_.use(slots.data(), n, num_keys, stream_);
+  if (bound == kUnbounded) {  // no clock is compared
+    std::fill(is_stale.begin(), is_stale.end(), 0);
+    return;
+  }
+  Buffer<int64_t> judged = slots;
+  if (any(is_fetched, n)) {
+    judged = empty<int64_t>(n);
+    for (int64_t i = 0; i < n; ++i) judged[i] = is_fetched[i] ? -1 : slots[i];
+  }
+  keep(judged, clocks, is_stale);
+  cache_.validate(judged.data(), clocks.data(), n, bound, is_stale.data(), true, stream_);
+  wait();
+}
+
+void GpuLines::accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
+                      const Buffer<float>& states, const Buffer<int32_t>& clocks, float anticipate) {
+  keep(slots, chosen, weights, states, clocks);
+  cache_.refresh(slots.data(), chosen.data(), weights.data(), states.data(), clocks.data(), slots.size(), anticipate,
+                 stream_);
+}
+
+ModelRows GpuLines::rows(const Buffer<int64_t>& slots, const Buffer<float>& weights, int64_t n) {
+  events_->collect();
+  const ModelRows rows = model_.rows(n);
+  keep(slots, weights);
+  if (slots.size() == n && capacity_rows() > 0) {
+    cache_.gather(slots.data(), n, weights.data(), rows.at, stream_);
+  } else if (n > 0) {
+    const OnDevice here(cache_.device());
+    HETMPI_CHECK(
+        cudaMemcpyAsync(rows.at, weights.data(), n * form().dim * sizeof(float), cudaMemcpyHostToDevice, on(stream_)));
+  }
+  hand_over(stream_, model_.stream());
+  return rows;
+}
+
+ModelRows GpuLines::moved(const Buffer<float>& weights, int64_t n) { return {weights.data(), n, weights.memory()}; }
+
+Inserted GpuLines::insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
+                          const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) {
+  int64_t num_missing = 0;
+  for (int64_t i = 0; i < slots.size(); ++i) num_missing += slots[i] < 0 && chosen[i];
+  if (num_missing == 0) return {0, 0};
+  cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(), clocks.data(), slots.size(),
+                          slots.data(), stream_);
+  wait();
+  const int64_t before = std::exchange(num_evicted_, cache_.counts(stream_).evicted);
+  return {num_missing, num_evicted_ - before};
+}
+
+void GpuLines::update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
+                      const ModelRows& grads, float anticipate) {
+  const Stream models = model_.stream();
+  hand_over(models, stream_);
+  keep(slots);
+  cache_.update(slots.data(), grads.at, slots.size(), anticipate, stream_);
+  hand_over(stream_, models);  // which may change the gradients
+  if (std::all_of(slots.begin(), slots.end(), [](int64_t slot) { return slot >= 0; })) return;
+  cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), stream_);
+}
+
+void GpuLines::due(const Buffer<int64_t>& slots, int64_t bound) {
+  if (bound == kUnbounded && !has_drift_) return;  // none is due, and the host need not wait
+  cache_.take_pending(slots.data(), slots.size(), bound, stream_);
+}
+
+void GpuLines::due_all() { cache_.take_all(stream_); }
+
+int64_t GpuLines::num_released() { return cache_.num_released(); }
+
+std::shared_ptr<ReleasedSums> GpuLines::take() {
+  const auto released = std::make_shared<ReleasedSums>(cache_.take(stream_));
+  model_.refuse_if_nan(*released);
+  return released;
+}
+
+void GpuLines::hand_over(Stream maker, Stream taker) { events_->hand_over(on(maker), on(taker), maker == stream_); }
+
+// Until all operations of the lines have been done.
+void GpuLines::wait() {
+  HETMPI_CHECK(cudaStreamSynchronize(on(stream_)));
+  events_->collect_all();
+}
+
+template <typename... Buffers>
+void GpuLines::keep(const Buffers&... buffers) {
+  (events_->keep(buffers.memory()), ...);
+}
+
+}  // namespace hetmpi

@@ -1,0 +1,78 @@
+// GpuLines: lines in a GPU's memory (CudaRowCache), in a CUDA stream beside the model's.
+//
+// The host makes all decisions about a batch: its buffers are in pinned memory, which kernels read and write in place.
+// Rows, and their gradients, are in GPU memory: the model's stream waits for rows, this stream for gradients. Fetched
+// rows are in pinned memory; the GPU reads the new ones, once. Sums are copied to the host when they are to be sent.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "client/lines.h"
+#include "cuda/cuda_cache.h"
+
+namespace hetmpi {
+
+class GpuLines : public Lines {
+ public:
+  // The model on the same GPU.
+  struct Model {
+    std::function<ModelRows(int64_t n)> rows;                     // memory (n, dim) for the stream of the lines
+    std::function<Stream()> stream;                               // in which the model computes
+    std::function<void(const ReleasedSums& sums)> refuse_if_nan;  // throws for sums that are not finite
+  };
+
+  // stream: of these lines alone; the caller keeps it. Allocates all memory of the lines at once.
+  GpuLines(int64_t capacity_rows, const RowOptimizer& rule, Policy policy, RowType type, int device, Stream stream,
+           Model model);
+  ~GpuLines() override;
+
+  // Pinned memory, which later buffers use again. Thread-safe.
+  std::shared_ptr<void> allocate(int64_t num_bytes) override;
+
+  void set_drift(float most, float others);
+  LagHistogram lags() const;
+  // As RowCache.
+  void forget(const int64_t* keys, int64_t n);
+  // c_c of the line of each slot (n), -1 for none.
+  void clocks(const int64_t* slots, int64_t n, int32_t* clocks);
+
+  void set_step(double lr, int64_t step) override;
+  void ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
+           int64_t bound) override;
+  void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks, int64_t num_keys,
+             int64_t bound, const Buffer<uint8_t>& is_stale) override;
+  void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
+              const Buffer<float>& states, const Buffer<int32_t>& clocks, float anticipate) override;
+  ModelRows rows(const Buffer<int64_t>& slots, const Buffer<float>& weights, int64_t n) override;
+  // In the memory of `weights`.
+  ModelRows moved(const Buffer<float>& weights, int64_t n) override;
+  Inserted insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
+                  const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) override;
+  void update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
+              const ModelRows& grads, float anticipate) override;
+  void due(const Buffer<int64_t>& slots, int64_t bound) override;
+  void due_all() override;
+  int64_t num_released() override;
+  std::shared_ptr<ReleasedSums> take() override;
+
+ private:
+  class Events;
+  class Pinned;
+
+  void hand_over(Stream maker, Stream taker);
+  void wait();
+  template <typename... Buffers>
+  void keep(const Buffers&... buffers);
+
+  CudaRowCache cache_;
+  Stream stream_;
+  Model model_;
+  std::shared_ptr<Pinned> pinned_;
+  std::unique_ptr<Events> events_;
+  bool has_drift_ = false;
+  int64_t num_evicted_ = 0;  // so far
+};
+
+}  // namespace hetmpi
