@@ -30,7 +30,7 @@ struct Undefined : std::allocator<T> {
 
 struct ReleasedSums {
   std::vector<int64_t> keys;                  // (n)
-  std::vector<int32_t> clocks;                // (n) c_c of the line
+  std::vector<int32_t> clocks;                // (n) c_c of the line; without one c_g + 1, or kUnknownClock
   std::vector<int32_t> counts;                // (n) iterations summed
   std::vector<Steps> steps;                   // (n) of these iterations
   std::vector<float, Undefined<float>> sums;  // (n, sum_dim), as in owner/row_optimizer.h

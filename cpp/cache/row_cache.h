@@ -21,7 +21,7 @@
 // REQUIRES of all calls: slots are -1 (skipped) or were returned for a key that has not been evicted since; no slot
 // occurs twice in a batch. insert_and_evict: keys without a slot are not in the cache.
 //
-// Terms, per line (c_s and c_c as in HET, section 4):
+// Terms, per line (c_s and c_c as in HET, section 3.2):
 //   clock  c_c: the owner's clock when the row was fetched, plus own updates since (plus those pending then)
 //   age    c_c - c_s: own updates since the row was fetched
 //   count  u: own updates since the last push; iterations in the pending sum

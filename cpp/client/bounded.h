@@ -5,8 +5,8 @@
 //             ahead of the read if announced; new lines evict old ones
 //   announce  requests clocks and rows from other nodes while the batch before is computed
 //   write     Update: each line accumulates the gradient and applies it to its copy, a preview of the owner's update.
-//             Sent are gradients summed over more than s iterations, those of evicted lines, and those of keys without
-//             a line (sums.h)
+//             Sent are gradients summed over more than b iterations (the bound), those of evicted lines, and those of
+//             keys without a line (sums.h)
 //
 // A batch's rows come by a pull, which may serve several announced batches: one message to each server then asks for
 // the clocks and rows of all their keys, and carries the gradients of as many writes.
@@ -41,11 +41,13 @@ constexpr const char* kPhaseTexts[] = {"not requested", "requested",
                                        "requested, and other ranks' requests of the same round are answered", "read",
                                        "written"};
 
-// Keys with their lines: slots (n), -1 for none; clocks (n) of the owners at the time of the read.
+// Keys with their lines: slots (n), -1 for none; clocks (n): c_g at the read, and the iterations of previewed held
+// sums.
 struct KeyLines {
   KeysOfCall keys;
   Buffer<int64_t> slots;
   Buffer<int32_t> clocks;
+  int64_t num_found = 0;  // with a line, when they were looked up
   Phase phase = Phase::kNew;
 
   KeyLines(KeysOfCall of, Lines& lines)
@@ -76,13 +78,13 @@ struct Pull : KeyLines {
   bool is_joint = false;              // of several batches
   std::shared_ptr<const Route> near;  // the keys that are read on this node when the replies are: of a single batch
                                       // all, of several those that may be cached; the others are read with their batch
-  std::vector<uint8_t> is_decided;    // (n): all but these
+  std::vector<uint8_t> is_decided;    // (n): keys of other nodes and, for several batches, keys that may not be cached
   std::shared_ptr<Request> request;   // to other nodes, in phases kRequested and kServed
   Buffer<float> rows, states;         // in phase kRead: (n, dim), (n, preview_dim), those of keys without a line
   std::vector<uint8_t> is_uncached;   // of several batches, once their lines are there: (n) keys of other nodes without
   size_t num_previewed = 0;           // held sums that are previewed on these rows
 
-  // Of one batch, whose lines it shares.
+  // Of one batch: its slots and clocks, in the same memory.
   explicit Pull(const KeyLines& batch) : KeyLines(batch), near(keys->local_route), is_decided(keys->is_remote) {}
 
   // Of the distinct keys of several batches.
@@ -122,14 +124,14 @@ class BoundedClient {
   using Rates = std::function<std::vector<double>(int64_t step)>;
   using Clients = std::vector<BoundedClient*>;
 
-  // owner: applies pushes to this rank's shard. rule: of the rows.
-  BoundedClient(Table table, PushApplier* owner, const RowOptimizer& rule, Rates rates, Settings settings)
+  // applier: of pushes to this rank's shard. rule: of the rows.
+  BoundedClient(Table table, PushApplier* applier, const RowOptimizer& rule, Rates rates, Settings settings)
       : table_(std::move(table)),
-        owner_(owner),
+        applier_(applier),
         rule_(rule),
         rates_(std::move(rates)),
         settings_(settings),
-        sums_(&table_, owner) {}
+        sums_(&table_, applier) {}
 
   BoundedClient(const BoundedClient&) = delete;
   BoundedClient& operator=(const BoundedClient&) = delete;
@@ -152,7 +154,7 @@ class BoundedClient {
     std::vector<std::shared_ptr<Batch>> batches;
     {
       const InPart find(spans, kFind);  // first: a dropped pull may release gradients
-      for (size_t i = 0; i < n; ++i) batches.push_back(clients[i]->take(keys.at(i)));
+      for (size_t i = 0; i < n; ++i) batches.push_back(clients[i]->begin_read(keys.at(i)));
     }
     {
       const InPart drain(spans, kDrain);
@@ -225,7 +227,7 @@ class BoundedClient {
   // Tells the owner's side this rank's step. Returns its learning rate.
   double set_rates() {
     const std::vector<double> rates = rates_(step_);
-    owner_->set_step(rates.data(), static_cast<int64_t>(rates.size()), step_ + 1);
+    applier_->set_step(rates.data(), static_cast<int64_t>(rates.size()), step_ + 1);
     return rates.at(0);
   }
 
@@ -264,7 +266,7 @@ class BoundedClient {
   std::shared_ptr<Batch> batch_of(const KeysOfCall& keys) const { return std::make_shared<Batch>(keys, *table_.lines); }
 
   // The batch to be read now, with its pull. Drops batches announced earlier that were not read.
-  std::shared_ptr<Batch> take(const KeysOfCall& keys) {
+  std::shared_ptr<Batch> begin_read(const KeysOfCall& keys) {
     last_ = next_of(keys);
     if (!last_->pull) last_->pull = std::make_shared<Pull>(*last_);
     return last_;
@@ -369,7 +371,7 @@ class BoundedClient {
     const Keys& keys = *pull.keys;
     const bool knows = settings_.bound != kUnbounded && keys.remote_route->size() > 0;
     Buffer<int32_t> known = knows ? table_.lines->empty<int32_t>(pull.num()) : Buffer<int32_t>();
-    table_.lines->ask(keys.array, pull.slots, known, is_written, settings_.bound);
+    pull.num_found = table_.lines->ask(keys.array, pull.slots, known, is_written, settings_.bound);
     std::shared_ptr<const Route> route = keys.remote_route;
     if (settings_.bound == kUnbounded && route->size() > 0) {  // no line is too old: those without one are asked for
       route = std::make_shared<const Route>(route->where(without_line(pull.slots).data()));
@@ -393,7 +395,7 @@ class BoundedClient {
   void serve_next() {
     if (is_next(Phase::kRequested)) {
       serve(*ahead_.front()->pull);
-    } else if (sums_.are_due()) {
+    } else if (sums_.count_idle()) {
       drop_all();  // the rows of a pull would lack the gradients that leave now
       sums_.flush(settings_.bound);
     }
@@ -430,7 +432,7 @@ class BoundedClient {
   // ones.
   void progress() {
     sums_.send(step_);
-    owner_->drain();
+    applier_->drain();
   }
 
   // Receives the replies, reads the clocks of this node and judges the lines. Null if an earlier batch of the pull has.
@@ -441,6 +443,11 @@ class BoundedClient {
     counters.row_bytes += pull.request->num_bytes();
     sums_.await_all(step_);  // rows of this node must have this rank's gradients
     const bool is_bounded = settings_.bound != kUnbounded;
+    if (!is_bounded && has_all_rows(pull)) {
+      table_.lines->judge(pull.slots, nullptr, {}, pull.keys->num_admitted, kUnbounded, {});
+      counters.hits += pull.num();
+      return Judged{{}, {}, {pull.num(), 0, 0}};
+    }
     if (is_bounded)
       table_.read_clocks(*pull.near, pull.clocks.data());
     else
@@ -452,36 +459,44 @@ class BoundedClient {
                           judged.is_stale);
     else
       std::fill(judged.is_stale.begin(), judged.is_stale.end(), 0);
-    judged.counts = judge(pull.slots.data(), fetched.data(), pull.is_decided.data(), pull.num(), judged.is_stale.data(),
-                          judged.is_missing.data());
+    judged.counts = decide(pull.slots.data(), fetched.data(), pull.is_decided.data(), pull.num(),
+                           judged.is_stale.data(), judged.is_missing.data());
     counters.validated += is_bounded ? judged.counts.num_found : 0;
     counters.hits += judged.counts.num_found - judged.counts.num_stale;
     counters.stale += judged.counts.num_stale;
     return judged;
   }
 
+  // Whether another processor computes the model, with rows of its own for all keys.
+  bool has_all_rows(const Pull& pull) const { return form().computes_beside && pull.num_found == pull.num(); }
+
   // Sets the rows and states of a pull, and refreshes the lines.
   void fetch(Pull& pull, const Judged& judged) {
+    if (judged.counts.num_stale > 0 || judged.counts.num_missing > 0 || pull.is_joint || !has_all_rows(pull))
+      fetch_rows(pull, judged);
+    pull.enter(Phase::kRead, Phase::kServed);
+    pull.request = nullptr;  // its memory is not needed any more
+  }
+
+  void fetch_rows(Pull& pull, const Judged& judged) {
     pull.rows = table_.lines->empty<float>(pull.num() * form().dim);
     pull.states = table_.lines->empty<float>(pull.num() * form().preview_dim);
     pull.request->place({pull.rows.data(), pull.states.data()});
     preview_held(pull, pull.request->fetched());
     if (judged.counts.num_missing > 0) {
       const Route route = pull.keys->route->where(judged.is_missing.data());
-      table_.read(0, route, pull.rows.data());
-      if (has_states()) table_.read(1, route.where(pull.keys->is_admitted.data()), pull.states.data());
+      table_.read(kWeight, route, pull.rows.data());
+      if (has_states()) table_.read(kMeanSquare, route.where(pull.keys->is_admitted.data()), pull.states.data());
     }
     if (judged.counts.num_stale > 0)
       table_.lines->accept(pull.slots, judged.is_stale, pull.rows, pull.states, pull.clocks, settings_.anticipate);
-    pull.enter(Phase::kRead, Phase::kServed);
-    pull.request = nullptr;  // its memory is not needed any more
   }
 
   // The rows of a batch: from lines, or fetched; the latter get a line if they may be cached.
   ModelRows deliver(Batch& batch) {
     if (batch.pull->is_joint) return deliver_part(batch);
     ModelRows rows = table_.lines->rows(batch.slots, batch.pull->rows, batch.num());
-    insert(batch, rows, batch.pull->states);
+    if (batch.pull->num_found < batch.num()) insert(batch, rows, batch.pull->states);
     batch.enter(Phase::kRead, Phase::kNew);
     return rows;
   }
@@ -510,7 +525,7 @@ class BoundedClient {
       sums_.await_all(step_);
       const Route route = batch.keys->local_route->where(is_left.data());
       table_.read_clocks(route, batch.clocks.data());
-      table_.read(0, route, rows.data());
+      table_.read(kWeight, route, rows.data());
     }
     batch.enter(Phase::kRead, Phase::kNew);
     return table_.lines->rows(batch.slots, rows, batch.num());
@@ -571,7 +586,7 @@ class BoundedClient {
   }
 
   Table table_;
-  PushApplier* owner_;
+  PushApplier* applier_;
   RowOptimizer rule_;  // of previews
   Rates rates_;
   Settings settings_;

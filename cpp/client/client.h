@@ -19,6 +19,9 @@ namespace hetmpi {
 
 constexpr size_t kMostAhead = 4;  // batches announced and not read yet
 
+// Arrays of a row, as owners have them.
+constexpr size_t kWeight = 0, kMeanSquare = 1;
+
 // All outlives the client.
 struct Table {
   const KeySpace* space;
@@ -68,7 +71,7 @@ inline void send_on_node(const Table& table, const Push& push) {
 
 // Copies the owners' rows, for evaluation, to out (n, dim). step: as of fetch().
 inline void peek(const Table& table, const Keys& keys, int64_t step, float* out) {
-  table.node->read(0, *keys.route, out);
+  table.node->read(kWeight, *keys.route, out);
   fetch(*table.channel, keys.remote_route, step, out);
 }
 

@@ -67,7 +67,7 @@ class ExactClient {
       }
       exchange.ask(asked);
     }
-    settle(clients);
+    apply_written(clients);
     const InPart fetch(spans, kFetch);
     std::vector<Buffer<float>> rows;
     for (size_t i = 0; i < n; ++i) rows.push_back(clients[i]->read_node(*keys[i]));
@@ -132,8 +132,8 @@ class ExactClient {
     }
   }
 
-  // Applies the gradients of all ranks' last write, without a barrier: a read waits for the owners of its rows.
-  static void settle(const Clients& clients) {
+  // Applies the gradients of all ranks' last write here: a read waits for the owners of its rows, settle() for all.
+  static void apply_written(const Clients& clients) {
     apply(clients);
     for (ExactClient* client : clients) {
       client->step_ += client->is_written_;
@@ -201,7 +201,7 @@ class ExactClient {
           return Awaited{
               "in step " + std::to_string(steps_written()) + " for the ranks of its node to apply the gradients", {}};
         });
-    table_.read(0, *keys.route, rows.data());
+    table_.read(kWeight, *keys.route, rows.data());
     return rows;
   }
 

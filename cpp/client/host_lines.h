@@ -32,10 +32,11 @@ class HostLines : public Lines {
 
   void set_step(double lr, int64_t step) override { cache_.set_step(lr, step); }
 
-  void ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
-           int64_t bound) override {
+  int64_t ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
+              int64_t bound) override {
     cache_.look_up(keys.data(), keys.size(), slots.data());
     if (known.size() > 0) cache_.clocks_within(slots.data(), slots.size(), will_write, bound, known.data());
+    return num_lines(slots);
   }
 
   void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks, int64_t num_keys,

@@ -12,6 +12,7 @@
 // Arrays of n keys: slots, -1 for none; clocks of the owners. Buffers are from allocate(), which a GPU can read.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -33,6 +34,10 @@ struct ModelRows {
 struct Inserted {
   int64_t num_missing, num_evicted;  // keys chosen without a line before; evicted lines
 };
+
+inline int64_t num_lines(const Buffer<int64_t>& slots) {
+  return std::count_if(slots.begin(), slots.end(), [](int64_t slot) { return slot >= 0; });
+}
 
 class Lines {
  public:
@@ -59,15 +64,17 @@ class Lines {
 
   // Learning rate and step of the updates that follow.
   virtual void set_step(double lr, int64_t step) = 0;
-  // known (n), or empty: as RowCache::clocks_within.
-  virtual void ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
-                   bool will_write, int64_t bound) = 0;
-  // is_fetched (n): keys whose line is not judged. num_keys: that may have a line.
+  // known (n), or empty: as RowCache::clocks_within. Returns the number of keys with a line.
+  virtual int64_t ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
+                      bool will_write, int64_t bound) = 0;
+  // is_fetched (n): keys whose line is not judged. num_keys: that may have a line. is_stale (n), or empty: without a
+  // bound none is.
   virtual void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks,
                      int64_t num_keys, int64_t bound, const Buffer<uint8_t>& is_stale) = 0;
   virtual void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
                       const Buffer<float>& states, const Buffer<int32_t>& clocks, float anticipate) = 0;
-  // From lines, or from weights (n, dim) for keys without a line; slots empty: of no key.
+  // From lines, or from weights (n, dim) for keys without a line, empty if all have one and another processor computes
+  // the model; slots empty: of no key.
   virtual ModelRows rows(const Buffer<int64_t>& slots, const Buffer<float>& weights, int64_t n) = 0;
   // Rows (n, dim) for insert().
   virtual ModelRows moved(const Buffer<float>& weights, int64_t n) = 0;

@@ -10,11 +10,11 @@ struct JudgedCounts {
   int64_t num_found, num_stale, num_missing;  // lines, those to refresh, rows to be read
 };
 
-// Keys (n) with lines (slots >= 0), rows that came (fetched), and keys whose need for a row is decided already.
-// is_stale: set for lines that are too old; changed to those that are refreshed: lines whose rows came, and stale ones
+// What is done for keys (n) with lines (slots >= 0), rows that came (fetched), and keys whose need for a row is decided
+// already. is_stale: lines that are too old; becomes those that are refreshed: lines whose rows came, and stale ones
 // unless it is decided that they are not read now. is_missing: keys whose rows are to be read now.
-inline JudgedCounts judge(const int64_t* slots, const uint8_t* fetched, const uint8_t* is_decided, int64_t n,
-                          uint8_t* is_stale, uint8_t* is_missing) {
+inline JudgedCounts decide(const int64_t* slots, const uint8_t* fetched, const uint8_t* is_decided, int64_t n,
+                           uint8_t* is_stale, uint8_t* is_missing) {
   JudgedCounts judged{0, 0, 0};
   for (int64_t i = 0; i < n; ++i) {
     const bool is_line = slots[i] >= 0;

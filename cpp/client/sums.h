@@ -27,8 +27,8 @@ struct SentSums {
 inline Push push_of(const std::shared_ptr<const SentSums>& sent, RecordFormat format) {
   const auto& [step, sums, route] = *sent;
   const auto* steps = reinterpret_cast<const int32_t*>(sums->steps.data());
-  const Message columns{route.keys().data(), sums->clocks.data(), sums->counts.data(),
-                        format.has_steps ? steps : nullptr, sums->sums.data()};
+  const PushColumns columns{route.keys().data(), sums->clocks.data(), sums->counts.data(),
+                            format.has_steps ? steps : nullptr, sums->sums.data()};
   return {step, route.view(), columns, false, sent};
 }
 
@@ -38,7 +38,7 @@ class Sums {
 
   using Held = std::vector<std::shared_ptr<SentSums>>;
 
-  Sums(const Table* table, PushApplier* owner) : table_(table), owner_(owner) {}
+  Sums(const Table* table, PushApplier* applier) : table_(table), applier_(applier) {}
 
   // Those for other nodes since the last request.
   const Held& held() const { return held_; }
@@ -50,10 +50,10 @@ class Sums {
     Route route(table_->space->partition, taken->keys.data(), taken->keys.size());
     const auto sent = std::make_shared<SentSums>(SentSums{step, std::move(taken), std::move(route)});
     const Push push = push_of(sent, table_->channel->format);
-    Message own = push.columns;
+    PushColumns own = push.columns;
     const int64_t begin = push.route.first[table_->rank()];
     own.keys += begin;
-    owner_->apply(own, push.route.order + begin, push.route.num(table_->rank()));
+    applier_->apply(own, push.route.order + begin, push.route.num(table_->rank()));
     if (has_remote(push.route)) held_.push_back(sent);
     send_on_node(*table_, push);
     table_->counters->pushed += sent->sums->keys.size();
@@ -73,7 +73,7 @@ class Sums {
 
   // Counts a write that no request preceded. Returns whether kMostIdle were made so, which bounds what is held: flush()
   // must follow.
-  bool are_due() { return ++num_idle_ == kMostIdle && !table_->channel->is_one_node(); }
+  bool count_idle() { return ++num_idle_ == kMostIdle && !table_->channel->is_one_node(); }
 
   // Sends the held sums to their owners, and waits until these have applied them. REQUIRES: no request of this table is
   // under way.
@@ -113,7 +113,7 @@ class Sums {
   }
 
   const Table* table_;
-  PushApplier* owner_;
+  PushApplier* applier_;
   Held held_;
   int num_idle_ = 0;  // writes since the last request
 };

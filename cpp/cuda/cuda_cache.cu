@@ -66,6 +66,11 @@ struct Counted {
   Counter lags[LagHistogram::kBins];
 };
 
+// What the host reads after a wait.
+struct Told {
+  int64_t num_flagged, num_evicted;
+};
+
 __device__ int64_t warp_number() { return thread_number() / kWarp; }
 __device__ int lane_number() { return threadIdx.x % kWarp; }
 
@@ -216,17 +221,18 @@ __global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t*
     lines.optimizer.preview(lines.half_row(slot, clocks[i] + count), lines.state_of(slot), sum, Together{lane});
 }
 
-// Set of each key that needs a line, num_sets for the others, and the keys' indices: the input of the sort. flags (n):
-// 1 for keys that need a line.
+// Set of each key that needs a line, num_sets for the others, and the keys' indices: the input of the sort. is_placed,
+// flags (n): 0.
 __global__ void wanted_sets_kernel(Lines lines, const int64_t* keys, const uint8_t* chosen, const int64_t* slots,
-                                   int64_t n, uint32_t* sets, int32_t* numbers, int32_t* flags) {
+                                   int64_t n, uint32_t* sets, int32_t* numbers, uint8_t* is_placed, int32_t* flags) {
   const int64_t i = thread_number();
   if (i >= n) return;
   const bool wants = slots[i] < 0 && chosen[i];
   const uint64_t hash = mix64(static_cast<uint64_t>(keys[i]));
   sets[i] = static_cast<uint32_t>(wants ? set_of(hash, lines.num_sets) : lines.num_sets);
   numbers[i] = static_cast<int32_t>(i);
-  flags[i] = wants;
+  is_placed[i] = 0;
+  flags[i] = 0;
 }
 
 // One warp per key, sorted by set; the warp of a set's first key processes all keys of the set. gone (n): pending sums
@@ -472,6 +478,11 @@ __global__ void due_kernel(Lines lines, const int64_t* slots, int64_t first_slot
   flags[i] = 1;
 }
 
+// One thread. The number of the flagged of n entries, of which `at` has the number before each; and of evicted lines.
+__global__ void tell_kernel(const int32_t* flags, const int32_t* at, int64_t n, const Counted* counted, Told* told) {
+  if (thread_number() == 0) *told = {at[n - 1] + flags[n - 1], static_cast<int64_t>(counted->evicted)};
+}
+
 __global__ void close_kernel(Lines lines, const Gone* gone, const int32_t* flags, int64_t n) {
   const int64_t i = thread_number();
   if (i < n && flags[i]) lines.line[gone[i].slot].count = 0;
@@ -542,7 +553,8 @@ struct CudaRowCache::Memory {
   bool has_drift = false;
   DeviceArray<Drift> drift;
   Ageing ageing;
-  int64_t num_closed = 0;  // pending sums moved to the released sums
+  int64_t num_closed = 0;   // pending sums moved to the released sums
+  int64_t num_evicted = 0;  // lines, as the host knows
   DeviceArray<uint8_t> tag;
   DeviceArray<int64_t> key;
   DeviceArray<uint64_t> worth;
@@ -551,13 +563,15 @@ struct CudaRowCache::Memory {
   DeviceArray<uint8_t> weight;
   DeviceArray<float> state, pending;
   DeviceArray<Counted> counted;
+  PinnedArray<Told> told;
   // Released sums in GPU memory.
   DeviceArray<int64_t> out_keys;
   DeviceArray<int32_t> out_clocks, out_counts;
   DeviceArray<Steps> out_steps;
   DeviceArray<float> out_sums;
   int64_t num_out = 0;
-  ReleasedSums handed_out;  // earlier ones, in host memory
+  ReleasedSums handed_out;       // earlier ones, in host memory
+  PinnedArray<uint8_t> fetched;  // on their way there
   // Workspace of a call.
   DeviceArray<uint8_t> is_chosen, scratch;
   DeviceArray<uint32_t> sets, sorted_sets;
@@ -574,14 +588,21 @@ struct CudaRowCache::Memory {
             step,         policy,         optimizer,    has_drift ? drift.data() : nullptr};
   }
 
-  // Assigns consecutive indices `at` to the flagged of n entries, in order. Returns their number.
-  int64_t number(int64_t n, cudaStream_t stream) {
-    if (n == 0) return 0;
+  // Assigns consecutive indices `at` to the flagged of n > 0 entries, in order.
+  void number(int64_t n, cudaStream_t stream) {
     at.make_room(n, 0, stream);
     with_scratch(scratch, stream, [&](void* memory, size_t& bytes) {
       return cub::DeviceScan::ExclusiveSum(memory, bytes, flags.data(), at.data(), static_cast<int>(n), stream);
     });
-    return to_host(at.data() + n - 1, stream) + to_host(flags.data() + n - 1, stream);
+  }
+
+  // The same. Waits for their number, which it returns.
+  int64_t count(int64_t n, cudaStream_t stream) {
+    if (n == 0) return 0;
+    number(n, stream);
+    launch(tell_kernel, 1, stream, flags.data(), at.data(), n, counted.data(), told.data());
+    HETMPI_CHECK(cudaStreamSynchronize(stream));
+    return told.data()->num_flagged;
   }
 
   // Makes room for `num` more released sums. Called before any line changes, so that nothing is lost if memory is
@@ -607,7 +628,6 @@ struct CudaRowCache::Memory {
       launch(release_pending_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out());
     num_out += num;
     num_closed += num;
-    HETMPI_CHECK(cudaStreamSynchronize(stream));
   }
 
   // Writes those of `slots` that due_kernel selects, or of the n slots from first_slot on, to the released sums.
@@ -615,7 +635,8 @@ struct CudaRowCache::Memory {
     flags.make_room(n, 0, stream);
     gone.make_room(n, 0, stream);
     launch(due_kernel, n, stream, lines(), slots, first_slot, n, staleness, gone.data(), flags.data());
-    const int64_t num = number(n, stream);
+    const int64_t num = count(n, stream);
+    if (num == 0) return;
     make_room_out(num, stream);
     launch(close_kernel, n, stream, lines(), gone.data(), flags.data(), n);
     release_gone(n, num, stream);
@@ -623,18 +644,29 @@ struct CudaRowCache::Memory {
 
   // Moves the released sums to host memory.
   void fetch_out(cudaStream_t stream) {
-    const auto fetch = [&](auto& to, const auto& from, int64_t n) {
-      const size_t had = to.size();
-      to.resize(had + n);
-      if (n > 0)
-        HETMPI_CHECK(cudaMemcpyAsync(to.data() + had, from.data(), n * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
+    if (num_out == 0) return;
+    const auto each_column = [&](auto call) {
+      call(handed_out.keys, out_keys, num_out);
+      call(handed_out.clocks, out_clocks, num_out);
+      call(handed_out.counts, out_counts, num_out);
+      call(handed_out.steps, out_steps, num_out);
+      call(handed_out.sums, out_sums, num_out * optimizer.sum_dim());
     };
-    fetch(handed_out.keys, out_keys, num_out);
-    fetch(handed_out.clocks, out_clocks, num_out);
-    fetch(handed_out.counts, out_counts, num_out);
-    fetch(handed_out.steps, out_steps, num_out);
-    fetch(handed_out.sums, out_sums, num_out * optimizer.sum_dim());
+    int64_t bytes = 0;
+    each_column([&](auto& to, const auto&, int64_t n) { bytes += n * sizeof(to[0]); });
+    fetched.make_room(bytes);
+    uint8_t* place = fetched.data();
+    each_column([&](auto& to, const auto& from, int64_t n) {
+      HETMPI_CHECK(cudaMemcpyAsync(place, from.data(), n * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
+      place += n * sizeof(to[0]);
+    });
     HETMPI_CHECK(cudaStreamSynchronize(stream));
+    place = fetched.data();
+    each_column([&](auto& to, const auto&, int64_t n) {
+      const auto* values = reinterpret_cast<decltype(to.data())>(place);
+      to.insert(to.end(), values, values + n);
+      place += n * sizeof(to[0]);
+    });
     num_out = 0;
   }
 };
@@ -654,6 +686,7 @@ CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy
   m.state.make_room(slots * optimizer.preview_dim(), 0, stream);
   m.pending.make_room(slots * optimizer.sum_dim(), 0, stream);
   m.counted.make_room(1, 0, stream);
+  m.told.make_room(1);
   m.tag.clear(slots, stream);
   m.worth.clear(slots, stream);
   m.line.clear(slots, stream);
@@ -719,22 +752,21 @@ void CudaRowCache::refresh(const int64_t* slots, const uint8_t* chosen, const fl
          anticipate);
 }
 
-void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights,
-                                    const float* states, const int32_t* clocks, int64_t n, int64_t* slots,
-                                    Stream stream) {
+int64_t CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights,
+                                       const float* states, const int32_t* clocks, int64_t n, int64_t num_missing,
+                                       int64_t* slots, Stream stream) {
   check_length(n);
   Memory& m = *memory_;
-  if (num_slots() == 0 || n == 0) return;
+  if (num_slots() == 0 || n == 0) return 0;
   const OnDevice here(device());
   const cudaStream_t s = on(stream);
   m.is_chosen.make_room(n, 0, s);
-  m.is_chosen.clear(n, s);
   m.gone.make_room(n, 0, s);
   for (auto* array : {&m.sets, &m.sorted_sets}) array->make_room(n, 0, s);
   for (auto* array : {&m.numbers, &m.sorted_numbers, &m.flags}) array->make_room(n, 0, s);
-  launch(wanted_sets_kernel, n, s, m.lines(), keys, chosen, slots, n, m.sets.data(), m.numbers.data(), m.flags.data());
-  m.make_room_out(m.number(n, s), s);  // each key may evict a line with a pending sum
-  m.flags.clear(n, s);
+  m.make_room_out(num_missing, s);  // each may evict a line with a pending sum
+  launch(wanted_sets_kernel, n, s, m.lines(), keys, chosen, slots, n, m.sets.data(), m.numbers.data(),
+         m.is_chosen.data(), m.flags.data());
   with_scratch(m.scratch, s, [&](void* memory, size_t& bytes) {
     return cub::DeviceRadixSort::SortPairs(memory, bytes, m.sets.data(), m.sorted_sets.data(), m.numbers.data(),
                                            m.sorted_numbers.data(), static_cast<int>(n), 0, bits_of(m.shape.num_sets),
@@ -743,7 +775,8 @@ void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, 
   launch(place_kernel, n * kWarp, s, m.lines(), m.sorted_sets.data(), m.sorted_numbers.data(), n, keys, clocks, slots,
          m.is_chosen.data(), m.gone.data(), m.flags.data(), m.counted.data());
   launch(fill_kernel, n * kWarp, s, m.lines(), m.is_chosen.data(), slots, weights, states, n);
-  m.release_gone(n, m.number(n, s), s);
+  m.release_gone(n, m.count(n, s), s);
+  return m.told.data()->num_evicted - std::exchange(m.num_evicted, m.told.data()->num_evicted);
 }
 
 void CudaRowCache::forget(const int64_t* slots, int64_t n, Stream stream) {
@@ -800,20 +833,19 @@ void CudaRowCache::look_at(const int64_t* slots, int64_t n, int32_t* clocks, int
 }
 
 void CudaRowCache::push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads,
-                                 int64_t n, Stream stream) {
+                                 int64_t n, int64_t num, Stream stream) {
   check_length(n);
+  if (num == 0) return;
   Memory& m = *memory_;
   const OnDevice here(device());
   const cudaStream_t s = on(stream);
   m.flags.make_room(n, 0, s);
   launch(without_line_kernel, n, s, slots, n, m.flags.data());
-  const int64_t num = m.number(n, s);
+  m.number(n, s);
   m.make_room_out(num, s);
-  if (num > 0)
-    launch(push_directly_kernel, n * kWarp, s, m.optimizer, m.step, keys, clocks, grads, m.flags.data(), m.at.data(), n,
-           m.out());
+  launch(push_directly_kernel, n * kWarp, s, m.optimizer, m.step, keys, clocks, grads, m.flags.data(), m.at.data(), n,
+         m.out());
   m.num_out += num;
-  HETMPI_CHECK(cudaStreamSynchronize(s));
 }
 
 void CudaRowCache::take_pending(const int64_t* slots, int64_t n, int64_t staleness, Stream stream) {

@@ -47,9 +47,10 @@ class CudaRowCache {
                 bool counts_lags, Stream stream);
   void refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
                const int32_t* clocks, int64_t n, float anticipate, Stream stream);
-  // Synchronous.
-  void insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
-                        const int32_t* clocks, int64_t n, int64_t* slots, Stream stream);
+  // num_missing: of the n keys that are chosen and have no slot, or more. Returns the number of evicted lines. Waits
+  // for the slots.
+  int64_t insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
+                           const int32_t* clocks, int64_t n, int64_t num_missing, int64_t* slots, Stream stream);
   // As RowCache, by slots, which become invalid.
   void forget(const int64_t* slots, int64_t n, Stream stream);
   // Entries without a line are read from `others` (n, dim), unless that is null.
@@ -59,10 +60,10 @@ class CudaRowCache {
                      Stream stream) const;
   // c_c and u (n) of lines, -1 for none.
   void look_at(const int64_t* slots, int64_t n, int32_t* clocks, int32_t* counts, Stream stream) const;
-  // Synchronous.
+  // num: of the n keys without a slot.
   void push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
-                     Stream stream);
-  // Synchronous.
+                     int64_t num, Stream stream);
+  // Waits for the number of sums.
   void take_pending(const int64_t* slots, int64_t n, int64_t staleness, Stream stream);
   // Synchronous.
   void take_all(Stream stream);

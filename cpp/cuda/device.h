@@ -90,6 +90,36 @@ class DeviceArray {
   int64_t room_ = 0;
 };
 
+// Growable array in pinned host memory, which kernels and copies use in place.
+template <typename T>
+class PinnedArray {
+ public:
+  PinnedArray() = default;
+  PinnedArray(const PinnedArray&) = delete;
+  PinnedArray& operator=(const PinnedArray&) = delete;
+  ~PinnedArray() { free(); }
+
+  T* data() const { return data_; }
+
+  // Makes room for n numbers, and keeps none. REQUIRES: the GPU does not use them.
+  void make_room(int64_t n) {
+    if (n <= room_) return;
+    free();
+    HETMPI_CHECK(cudaMallocHost(reinterpret_cast<void**>(&data_), (n + n / 2) * sizeof(T)));
+    room_ = n + n / 2;
+  }
+
+ private:
+  void free() {
+    if (data_ != nullptr && cudaFreeHost(data_) != cudaSuccess) cudaGetLastError();
+    data_ = nullptr;
+    room_ = 0;
+  }
+
+  T* data_ = nullptr;
+  int64_t room_ = 0;
+};
+
 // Reads the number at `device` after all earlier work of the stream.
 template <typename T>
 T to_host(const T* device, cudaStream_t stream) {

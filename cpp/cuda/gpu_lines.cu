@@ -164,17 +164,18 @@ void GpuLines::clocks(const int64_t* slots, int64_t n, int32_t* clocks) {
 
 void GpuLines::set_step(double lr, int64_t step) { cache_.set_step(lr, step); }
 
-void GpuLines::ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
-                   bool will_write, int64_t bound) {
+int64_t GpuLines::ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
+                      bool will_write, int64_t bound) {
   if (capacity_rows() == 0) {
     std::fill(slots.begin(), slots.end(), -1);
     std::fill(known.begin(), known.end(), kNoLine);
-    return;
+    return 0;
   }
   keep(keys, slots, known);
   cache_.look_up(keys.data(), keys.size(), slots.data(), stream_);
   if (known.size() > 0) cache_.clocks_within(slots.data(), slots.size(), will_write, bound, known.data(), stream_);
   wait();
+  return num_lines(slots);
 }
 
 void GpuLines::judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks,
@@ -225,22 +226,20 @@ Inserted GpuLines::insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& ch
   int64_t num_missing = 0;
   for (int64_t i = 0; i < slots.size(); ++i) num_missing += slots[i] < 0 && chosen[i];
   if (num_missing == 0) return {0, 0};
-  cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(), clocks.data(), slots.size(),
-                          slots.data(), stream_);
-  wait();
-  const int64_t before = std::exchange(num_evicted_, cache_.counts(stream_).evicted);
-  return {num_missing, num_evicted_ - before};
+  const int64_t num_evicted = cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(),
+                                                      clocks.data(), slots.size(), num_missing, slots.data(), stream_);
+  return {num_missing, num_evicted};
 }
 
 void GpuLines::update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
                       const ModelRows& grads, float anticipate) {
   const Stream models = model_.stream();
   hand_over(models, stream_);
-  keep(slots);
+  keep(keys, slots, clocks);
   cache_.update(slots.data(), grads.at, slots.size(), anticipate, stream_);
+  cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(),
+                       slots.size() - num_lines(slots), stream_);
   hand_over(stream_, models);  // which may change the gradients
-  if (std::all_of(slots.begin(), slots.end(), [](int64_t slot) { return slot >= 0; })) return;
-  cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), stream_);
 }
 
 void GpuLines::due(const Buffer<int64_t>& slots, int64_t bound) {

@@ -39,8 +39,8 @@ class GpuLines : public Lines {
   void clocks(const int64_t* slots, int64_t n, int32_t* clocks);
 
   void set_step(double lr, int64_t step) override;
-  void ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
-           int64_t bound) override;
+  int64_t ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
+              int64_t bound) override;
   void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks, int64_t num_keys,
              int64_t bound, const Buffer<uint8_t>& is_stale) override;
   void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
@@ -72,7 +72,6 @@ class GpuLines : public Lines {
   std::shared_ptr<Pinned> pinned_;
   std::unique_ptr<Events> events_;
   bool has_drift_ = false;
-  int64_t num_evicted_ = 0;  // so far
 };
 
 }  // namespace hetmpi

@@ -81,7 +81,7 @@ class PushApplier {
   }
 
   // Applies the rank's own sums: columns as in a ring, clocks, counts and values at order[i].
-  void apply(const Message& own, const int64_t* order, int64_t num_rows) {
+  void apply(const PushColumns& own, const int64_t* order, int64_t num_rows) {
     std::lock_guard<std::mutex> hold(lock_);
     throw_kept();
     const int64_t* rows = rows_of(own.keys, num_rows);

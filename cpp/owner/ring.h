@@ -61,8 +61,8 @@ struct RecordFormat {
   }
 };
 
-// The message of which records are written.
-struct Message {
+// Gradients of which records are written.
+struct PushColumns {
   const int64_t* keys;    // (n)
   const int32_t* clocks;  // (n) or null: c_c of the origin
   const int32_t* counts;  // (n) or null: iterations summed
@@ -75,7 +75,7 @@ struct Message {
   }
 };
 
-// Columns of a record, as in a message but for the values.
+// Columns of a record, as PushColumns but for the values.
 template <typename Int64, typename Int32, typename Float>
 struct Columns {
   Int64* keys;
@@ -123,7 +123,7 @@ auto columns_of(Byte* header, int64_t n, RecordFormat format) {
 using FilledColumns = Columns<int64_t, int32_t, float>;
 
 // Fills the columns of n rows: the key of row i is from.keys[i], with clock, counts, steps and values at order[i].
-inline void write_columns(const FilledColumns& to, const Message& from, const int64_t* order, int64_t n,
+inline void write_columns(const FilledColumns& to, const PushColumns& from, const int64_t* order, int64_t n,
                           RecordFormat format) {
   std::copy(from.keys, from.keys + n, to.keys);
   if (format.has_clocks) {
@@ -219,7 +219,7 @@ class RingProducer {
   // Writes one record with as many rows of the message as fit before the end of the ring; is_last is set only with the
   // last row. The key of row i is from.keys[i], with clocks, counts and values at order[i]. Returns the number of
   // rows written, or -1 if there was no room. A caller with rows left calls again.
-  int64_t write(int64_t step, const Message& from, const int64_t* order, int64_t num_rows, bool is_last) {
+  int64_t write(int64_t step, const PushColumns& from, const int64_t* order, int64_t num_rows, bool is_last) {
     const auto bytes_of = [&](int64_t i) { return from.row_bytes(order[i], format_); };
     return add(step, num_rows, is_last, bytes_of, [&](uint8_t* header, int64_t n) {
       write_columns(columns_of(header, n, format_), from, order, n, format_);

@@ -352,10 +352,10 @@ void bind_exact(py::module_& m) {
            "shard: this rank's. rate: learning rate of a step, counted from 0. The caller keeps what is given.");
   bind_verbs<ExactClient>(bind, &exact_grads);
   bind.def_static(
-          "settle",
+          "apply_written",
           [](const std::vector<ExactClient*>& clients) {
             check_clients(clients);
-            ExactClient::settle(clients);
+            ExactClient::apply_written(clients);
           },
           "clients"_a, WithoutGil(), "Applies the gradients of all ranks' last write, without a barrier.")
       .def("check_write", &ExactClient::check_write, "Raises RuntimeError unless write() may be called now.")

@@ -112,7 +112,7 @@ void bind_cuda(py::module_& m) {
            [](CudaRowCache& of, Address keys, Address chosen, Address rows, Address states, Address clocks, int64_t n,
               Address slots, Address stream) {
              of.insert_and_evict(at<const int64_t>(keys), at<const uint8_t>(chosen), at<const float>(rows),
-                                 at<const float>(states), at<const int32_t>(clocks), n, at<int64_t>(slots),
+                                 at<const float>(states), at<const int32_t>(clocks), n, n, at<int64_t>(slots),
                                  at<void>(stream));
            })
       .def("gather",

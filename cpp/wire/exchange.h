@@ -427,6 +427,7 @@ class Exchange {
 
   void answer_clients(const Round& round) {
     if (!is_exact_) server_->expect(reasons_of(round.requests));  // their pushes are applied now, at this place
+    // By messages a client's n-th request is part of every rank's n-th round.
     waits_->wait([&] { return poll(), server_->num_answered() > round.number; }, [&] { return unserved(); });
   }
 

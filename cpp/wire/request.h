@@ -61,7 +61,7 @@ inline uint8_t* padded(uint8_t* array, int64_t bytes) {
 struct Push {
   int64_t step;
   RouteView route;
-  Message columns;                               // keys unused
+  PushColumns columns;                           // keys unused
   bool ends_step;                                // every owner gets a record, the last one of this step
   std::shared_ptr<const void> memory = nullptr;  // that these refer to, unless the caller keeps it
 
@@ -77,11 +77,11 @@ struct Push {
 // How a request is written, and its replies read.
 class RequestLayout {
  public:
-  // pull: the keys requested; known (n): clocks of this rank's copies, by position, null if the request has no clocks.
+  // requested: their keys; known (n): clocks of this rank's copies, by position, null if the request has no clocks.
   // dims: numbers of each array of a row, in the order of a reply.
-  RequestLayout(RouteView pull, const int32_t* known, RequestHeader header, std::vector<Push> pushes,
+  RequestLayout(RouteView requested, const int32_t* known, RequestHeader header, std::vector<Push> pushes,
                 RecordFormat format, std::vector<int64_t> dims)
-      : pull_(pull),
+      : requested_(requested),
         known_(known),
         header_(header),
         pushes_(std::move(pushes)),
@@ -93,8 +93,8 @@ class RequestLayout {
     int64_t total = sizeof(RequestHeader) + owners.size() * sizeof(OwnerCounts);
     for (const int64_t owner : owners) {
       for (const Push& push : pushes_) total += record_bytes(push, owner);
-      total += kWord * pull_.num(owner);
-      if (known_) total += whole_words(sizeof(int32_t) * pull_.num(owner));
+      total += kWord * requested_.num(owner);
+      if (known_) total += whole_words(sizeof(int32_t) * requested_.num(owner));
     }
     return total;
   }
@@ -104,40 +104,40 @@ class RequestLayout {
     auto* counts = reinterpret_cast<OwnerCounts*>(at + sizeof(header_));
     at = reinterpret_cast<uint8_t*>(counts + owners.size());
     for (const int64_t owner : owners) {
-      *counts = {0, pull_.num(owner)};
+      *counts = {0, requested_.num(owner)};
       for (const Push& push : pushes_) {
         const int64_t num_bytes = write_record(push, owner, at);
         if (num_bytes == 0) continue;
         at += num_bytes;
         ++counts->num_records;
       }
-      const int64_t begin = pull_.first[owner], n = pull_.num(owner);
-      std::copy_n(pull_.keys + begin, n, reinterpret_cast<int64_t*>(at));
+      const int64_t begin = requested_.first[owner], n = requested_.num(owner);
+      std::copy_n(requested_.keys + begin, n, reinterpret_cast<int64_t*>(at));
       at += kWord * n;
       ++counts;
       if (known_ == nullptr) continue;
       auto* known = reinterpret_cast<int32_t*>(at);
-      for (int64_t i = 0; i < n; ++i) known[i] = known_[pull_.order[begin + i]];
+      for (int64_t i = 0; i < n; ++i) known[i] = known_[requested_.order[begin + i]];
       at = padded(at, sizeof(int32_t) * n);
     }
   }
 
   void forget_pushes() { pushes_.clear(); }
 
-  // Reads the clocks in a reply of these owners, and which rows it has: to versions and fetched (n), by position.
+  // Reads the clocks in a reply of these owners, and which rows it has: to owner_clocks and fetched (n), by position.
   // Returns the bytes read; throws std::out_of_range if the reply is shorter.
-  int64_t read_clocks(const std::vector<int64_t>& owners, const uint8_t* reply, int64_t size, int32_t* versions,
+  int64_t read_clocks(const std::vector<int64_t>& owners, const uint8_t* reply, int64_t size, int32_t* owner_clocks,
                       uint8_t* fetched) const {
     int64_t at = 0;
     for (const int64_t owner : owners) {
-      const int64_t n = pull_.num(owner), *order = pull_.order + pull_.first[owner];
+      const int64_t n = requested_.num(owner), *order = requested_.order + requested_.first[owner];
       const auto* clocks = reinterpret_cast<const int32_t*>(reply + at);
       at += whole_words(sizeof(int32_t) * n);
       check_end(at, size);
       int64_t num_wanted = 0;
       for (int64_t i = 0; i < n; ++i) {
         const bool wanted = must_send(clocks[i], known_[order[i]], header_.bound);
-        versions[order[i]] = clocks[i];
+        owner_clocks[order[i]] = clocks[i];
         fetched[order[i]] = wanted;
         num_wanted += wanted;
       }
@@ -154,7 +154,7 @@ class RequestLayout {
              const std::vector<float*>& outs) const {
     const uint8_t* const end = reply + size;
     for (const int64_t owner : owners) {
-      const int64_t n = pull_.num(owner), *order = pull_.order + pull_.first[owner];
+      const int64_t n = requested_.num(owner), *order = requested_.order + requested_.first[owner];
       const auto* clocks = reinterpret_cast<const int32_t*>(reply);
       if (known_) reply += whole_words(sizeof(int32_t) * n);
       for (size_t a = 0; a < dims_.size(); ++a) {
@@ -194,13 +194,13 @@ class RequestLayout {
     if (num_bytes == 0) return 0;
     const int64_t begin = push.route.first[owner], n = push.route.num(owner);
     *reinterpret_cast<RecordHeader*>(at) = {static_cast<uint64_t>(num_bytes), push.step, n, push.ends_step};
-    Message from = push.columns;
+    PushColumns from = push.columns;
     from.keys = push.route.keys + begin;
     write_columns(columns_of(at, n, format_), from, push.route.order + begin, n, format_);
     return num_bytes;
   }
 
-  RouteView pull_;
+  RouteView requested_;
   const int32_t* known_;
   RequestHeader header_;
   std::vector<Push> pushes_;
@@ -214,9 +214,9 @@ class TableServer {
  public:
   using Rings = std::vector<RingProducer*>;  // to each owner of the node
 
-  // node: the rows of its owners. rings: for the pushes of each client; null to this rank, if the node's applier
-  // applies them to its shard. applied: the steps that each owner has applied; empty where pushes are applied one by
-  // one, and requests name the clocks of copies.
+  // node: the rows of its owners. rings: for the pushes of each client; null to this rank, if its applier
+  // (NodeRows::applier) applies them to its shard. applied: the steps that each owner has applied; empty where pushes
+  // are applied one by one, and requests name the clocks of copies.
   TableServer(const NodeRows* node, std::vector<Rings> rings, RecordFormat format,
               std::vector<const int64_t*> applied = {})
       : node_(node), rings_(std::move(rings)), format_(format), applied_(std::move(applied)), due_(rings_.size()) {}
@@ -246,10 +246,10 @@ class TableServer {
       at += kWord * n;
       if (!is_exact()) at += whole_words(sizeof(int32_t) * n);
       RequestLayout::check_end(at, size);
-      Pull& pull = found.pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}});
+      RequestedRows& requested = found.of_owner.emplace_back(RequestedRows{std::vector<int64_t>(n), known, {}, {}});
       const NodeShard& shard = node_->shard(owner);
-      shard.directory->rows_of(keys, n, pull.rows.data());
-      if (shard.file != nullptr) shard.file->want(pull.rows.data(), n);
+      shard.directory->rows_of(keys, n, requested.rows.data());
+      if (shard.file != nullptr) shard.file->want(requested.rows.data(), n);
     }
     if (header.reason < kPushes || header.reason >= kNumReasons)
       throw std::out_of_range("request: for no known reason");
@@ -303,12 +303,12 @@ class TableServer {
     Taken& request = due_[client].front();
     int64_t total = 0;
     for (size_t owner = 0; owner < node_->size(); ++owner) {
-      Pull& pull = request.pulls[owner];
+      RequestedRows& requested = request.of_owner[owner];
       if (!is_exact()) {
-        choose(pull, node_->shard(owner), request.bound);
-        total += whole_words(sizeof(int32_t) * pull.rows.size());
+        choose(requested, node_->shard(owner), request.bound);
+        total += whole_words(sizeof(int32_t) * requested.rows.size());
       }
-      for (const int64_t dim : node_->dims()) total += whole_words(sizeof(float) * wanted(pull).size() * dim);
+      for (const int64_t dim : node_->dims()) total += whole_words(sizeof(float) * wanted(requested).size() * dim);
     }
     return total;
   }
@@ -319,17 +319,17 @@ class TableServer {
     const Taken request = std::move(due_[client].front());
     due_[client].pop_front();
     for (size_t owner = 0; owner < node_->size(); ++owner) {
-      const Pull& pull = request.pulls[owner];
+      const RequestedRows& requested = request.of_owner[owner];
       if (!is_exact()) {
-        std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
-        at = padded(at, sizeof(int32_t) * pull.rows.size());
+        std::copy(requested.clocks.begin(), requested.clocks.end(), reinterpret_cast<int32_t*>(at));
+        at = padded(at, sizeof(int32_t) * requested.rows.size());
       }
-      node_->exclusively(owner, [&] { at = copy_rows(owner, wanted(pull), at); });
+      node_->exclusively(owner, [&] { at = copy_rows(owner, wanted(requested), at); });
     }
   }
 
  private:
-  struct Pull {
+  struct RequestedRows {
     std::vector<int64_t> rows;  // requested
     const int32_t* known;
     std::vector<int32_t> clocks;  // with clocks: of the rows
@@ -343,18 +343,20 @@ class TableServer {
   };
   struct Taken {  // of a request
     int64_t bound, step;
-    std::vector<Pull> pulls;  // of each owner
+    std::vector<RequestedRows> of_owner;
   };
 
   // The rows that a reply has.
-  const std::vector<int64_t>& wanted(const Pull& pull) const { return is_exact() ? pull.rows : pull.chosen; }
+  const std::vector<int64_t>& wanted(const RequestedRows& requested) const {
+    return is_exact() ? requested.rows : requested.chosen;
+  }
 
-  static void choose(Pull& pull, const NodeShard& shard, int64_t bound) {
-    pull.clocks.resize(pull.rows.size());
-    pull.chosen.clear();
-    for (size_t j = 0; j < pull.rows.size(); ++j) {
-      pull.clocks[j] = load_clock(shard.clock + pull.rows[j]);  // before the rows, which must not be older
-      if (must_send(pull.clocks[j], pull.known[j], bound)) pull.chosen.push_back(pull.rows[j]);
+  static void choose(RequestedRows& requested, const NodeShard& shard, int64_t bound) {
+    requested.clocks.resize(requested.rows.size());
+    requested.chosen.clear();
+    for (size_t j = 0; j < requested.rows.size(); ++j) {
+      requested.clocks[j] = load_clock(shard.clock + requested.rows[j]);  // before the rows, which must not be older
+      if (must_send(requested.clocks[j], requested.known[j], bound)) requested.chosen.push_back(requested.rows[j]);
     }
   }
 

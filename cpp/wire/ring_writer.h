@@ -46,7 +46,7 @@ class RingWriter {
   bool write(Part& part) {
     const int64_t begin = push_.route.first[part.rank], num_rows = push_.route.num(part.rank);
     return write_rest(num_rows, &part.num_written, [&](int64_t num_left) {
-      Message from = push_.columns;
+      PushColumns from = push_.columns;
       from.keys = push_.route.keys + begin + part.num_written;
       const int64_t* order = push_.route.order + begin + part.num_written;
       return rings_[part.rank]->write(push_.step, from, order, num_left, push_.ends_step);

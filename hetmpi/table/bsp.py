@@ -38,7 +38,7 @@ class BspClient(_C.ExactClient):
     def settle(clients: Clients):
         """As in Client: applies the gradients of all ranks' last write, and waits until all ranks have."""
         memories = [client.context.memory for client in clients if client.is_written]
-        _C.ExactClient.settle(clients)
+        _C.ExactClient.apply_written(clients)
         if memories:
             with clients[0].context.spans("drain"):
                 fence_all(memories, f"in step {clients[0].step} for all ranks to apply the gradients")

@@ -25,22 +25,22 @@ class SspClient(_C.BoundedClient):
         has_states = context.rule.preview_dim > 0 and context.cache.capacity_rows > 0
         rates = partial(context.optimizer.lrs_at, num=LEAD + 1)
         # The owner's side: its thread applies pushes from the rings while this rank computes.
-        self.owner = _C.PushApplier(context.memory.local.in_core, context.rule)
-        self.owner.set_step(rates(0), 1)  # others may push before the first write of this rank
-        weakref.finalize(self, world.stop, self.owner)  # of a table that is dropped without close()
-        self._stop = at_exit(world, nothing, partial(world.stop, self.owner))
-        opened = OpenTable(context, exchange, has_states, self.owner)
+        self.applier = _C.PushApplier(context.memory.local.in_core, context.rule)
+        self.applier.set_step(rates(0), 1)  # others may push before the first write of this rank
+        weakref.finalize(self, world.stop, self.applier)  # of a table that is dropped without close()
+        self._stop = at_exit(world, nothing, partial(world.stop, self.applier))
+        opened = OpenTable(context, exchange, has_states, self.applier)
         self.channel, self.why, self._opened = opened.channel, opened.why, opened
         if world.is_one_node:
             context.set_batches_per_pull(1)  # there is nothing to fetch ahead
         super().__init__(
-            opened.core, self.owner, context.rule, rates, context.bound, context.batches_per_pull,
+            opened.core, self.applier, context.rule, rates, context.bound, context.batches_per_pull,
             context.staleness.factor(world.size),
         )  # fmt: skip
         origins = context.memory.layouts[world.rank].origins
         if rings := [ring for ring, origin in enumerate(origins) if origin % world.size != world.rank]:
-            self.owner.watch(rings)
-            world.start(self.owner)
+            self.applier.watch(rings)
+            world.start(self.applier)
             world.receivers[self] = None
 
     @staticmethod
@@ -52,7 +52,7 @@ class SspClient(_C.BoundedClient):
 
     @property
     def num_histories(self) -> int:
-        return self.owner.num_histories
+        return self.applier.num_histories
 
     def flush(self):
         with self.context.spans("drain"):
@@ -65,7 +65,7 @@ class SspClient(_C.BoundedClient):
         """Applies the gradients that have arrived, while this rank waits for others (World.wait). Raises an error in
         applying them once."""
         try:
-            self.owner.drain()
+            self.applier.drain()
         except Exception:
             self.context.world.receivers.pop(self, None)  # the next wait may be that of close()
             raise

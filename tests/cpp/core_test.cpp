@@ -756,7 +756,7 @@ struct Batch {
       : keys(n), order(permutation(random, n)), clocks(n), counts(n, 1), steps(2 * n), values(n * width) {}
 
   int64_t size() const { return static_cast<int64_t>(keys.size()); }
-  Message from(int64_t begin) const {
+  PushColumns from(int64_t begin) const {
     return {keys.data() + begin, clocks.data(), counts.data(), steps.data(), values.data()};
   }
 };
@@ -1875,7 +1875,7 @@ struct ExchangeTrial {
     const Partition all_there("range", 1000, 2);
     memory->route = std::make_shared<const Route>(all_there, &key, 1);
     memory->values.assign(kDim, value);
-    const Message columns{nullptr, memory->clocks.data(), memory->counts.data(), nullptr, memory->values.data()};
+    const PushColumns columns{nullptr, memory->clocks.data(), memory->counts.data(), nullptr, memory->values.data()};
     const std::vector<hetmpi::Push> pushes{hetmpi::Push{0, memory->route->view(), columns, false, memory}};
     const auto known = Buffer<int32_t>::of(1);
     known[0] = kNoLine;
@@ -2114,10 +2114,10 @@ void clients_of_a_bound_lose_nothing_and_see_their_own_updates(uint64_t seed) {
 // Lines that fail once to look keys up.
 struct FailingLines : HostLines {
   using HostLines::HostLines;
-  void ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
-           int64_t bound) override {
+  int64_t ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
+              int64_t bound) override {
     if (fails) throw std::runtime_error("planted");
-    HostLines::ask(keys, slots, known, will_write, bound);
+    return HostLines::ask(keys, slots, known, will_write, bound);
   }
   bool fails = false;
 };
@@ -2175,7 +2175,7 @@ void exact_clients_read_the_sums_of_the_step_before(uint64_t seed) {
       std::fill(grads.begin(), grads.end(), -1.0f);  // the caller may change them
       CHECK(throws<std::runtime_error>([&] { clients[rank].check_write(); }));
     }
-    for (ExactClient& client : clients) ExactClient::settle({&client});
+    for (ExactClient& client : clients) ExactClient::apply_written({&client});
     for (const TableTrial& trial : trials) trial.check(sums);
     CHECK(clients[0].step() == step + 1 && trials[1].applied == step + 1);
   }
@@ -2214,7 +2214,7 @@ void the_keys_of_a_pull_are_refreshed_read_or_left_alone(uint64_t) {
     const bool is_old = slot >= 0 && kind & 8;
     const uint8_t fetched = (kind & 2) > 0, is_decided = (kind & 4) > 0;
     uint8_t is_stale = is_old, is_missing = false;
-    const JudgedCounts judged = judge(&slot, &fetched, &is_decided, 1, &is_stale, &is_missing);
+    const JudgedCounts judged = decide(&slot, &fetched, &is_decided, 1, &is_stale, &is_missing);
     const bool has_line = slot >= 0, may_read = !fetched && !is_decided;
     CHECK(is_missing == (may_read && (!has_line || is_old)));
     CHECK(is_stale == (has_line && (fetched || (is_old && !is_decided))));

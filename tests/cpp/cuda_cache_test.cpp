@@ -7,6 +7,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -214,11 +215,14 @@ class Both {
     const OnGpu chosen(wanted);
     const OnGpu weight(weights), state(states);
     const OnGpu clocks(clocks_);
-    num_evicted_ += on_cpu_.insert_and_evict(keys_.data(), wanted.data(), weights.data(), states.data(), clocks_.data(),
-                                             n(), slots_.data(), &pushes_);
-    on_gpu_.insert_and_evict(keys.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), slots.get(),
-                             nullptr);
+    int64_t num_missing = 0;
+    for (int64_t i = 0; i < n(); ++i) num_missing += slots_[i] < 0 && wanted[i];
+    const int64_t num_evicted = on_cpu_.insert_and_evict(keys_.data(), wanted.data(), weights.data(), states.data(),
+                                                         clocks_.data(), n(), slots_.data(), &pushes_);
+    CHECK(on_gpu_.insert_and_evict(keys.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), num_missing,
+                                   slots.get(), nullptr) == num_evicted);
     CHECK(same_bits(slots_, slots.back()));
+    num_evicted_ += num_evicted;
   }
 
   void gather() {
@@ -255,7 +259,8 @@ class Both {
     const OnGpu clocks(clocks_);
     const OnGpu grads(values);
     on_cpu_.push_directly(keys_.data(), slots_.data(), clocks_.data(), values.data(), n(), &pushes_);
-    on_gpu_.push_directly(keys.get(), slots.get(), clocks.get(), grads.get(), n(), nullptr);
+    on_gpu_.push_directly(keys.get(), slots.get(), clocks.get(), grads.get(), n(),
+                          std::count(slots_.begin(), slots_.end(), -1), nullptr);
     on_cpu_.take_pending(slots_.data(), n(), staleness_, &pushes_);
     on_gpu_.take_pending(slots.get(), n(), staleness_, nullptr);
     const CudaRowCache::Counts counts = on_gpu_.counts(nullptr);

@@ -119,7 +119,7 @@ def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(world, s
         for later, _ in next_announced(batches, step, depth):
             table.prefetch(later)
         table.write(keys, grads)
-        table.client.owner.drain()
+        table.client.applier.drain()
         apart.comm.Barrier()
     table.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import time
 from collections import deque
 
@@ -118,7 +119,8 @@ class Memory:
         self.__array_interface__ = {"data": (address, False), "shape": tuple(shape), "typestr": kind, "version": 3}
 
     def __del__(self):
-        self._free(self._address)
+        if not sys.is_finalizing():
+            self._free(self._address)
 
     def tensor(self) -> torch.Tensor:
         return torch.from_numpy(np.asarray(self))

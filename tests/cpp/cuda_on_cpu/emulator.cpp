@@ -7,8 +7,7 @@
 //
 // Memory is filled with garbage when it is allocated and when it is given back. Memory of the host that the GPU uses
 // (pinned) must be as it was when an operation that uses it was enqueued, apart from what operations write, until that
-// operation has run. Copies between the GPU and other memory of the host are as in CUDA: to the GPU, the values of the
-// call; to the host, done when the call returns, which counts as a wait.
+// operation has run. Copies from other memory of the host to the GPU are of the values of the call, as in CUDA.
 #include <time.h>
 
 #include <deque>
@@ -355,16 +354,14 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     gpu->counts.bytes_to_host += bytes;
   }
   CUstream_st& own = gpu->stream(stream);
-  if (source == nullptr) {  // pageable
+  std::vector<cuda_on_cpu::Use> uses{{from, false}, {to, true}};
+  if (source == nullptr) {  // pageable, as is a target without a block
     const auto* values = static_cast<const uint8_t*>(from);
     auto copied = std::make_shared<std::vector<uint8_t>>(values, values + bytes);
     gpu->enqueue(own, {[=] { std::memcpy(to, copied->data(), bytes); }}, {{to, true}});
-  } else if (target == nullptr) {
-    gpu->enqueue(own, {[=] { std::memcpy(to, from, bytes); }}, {{from, false}});
-    ++gpu->counts.waits;
-    gpu->finish(own);
   } else {
-    gpu->enqueue(own, {[=] { std::memcpy(to, from, bytes); }}, {{from, false}, {to, true}});
+    if (target == nullptr) uses.pop_back();
+    gpu->enqueue(own, {[=] { std::memcpy(to, from, bytes); }}, uses);
   }
   return cudaSuccess;
 }
