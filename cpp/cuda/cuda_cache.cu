@@ -886,12 +886,12 @@ LagHistogram CudaRowCache::lags(Stream stream) const {
   return lags;
 }
 
-std::string gpu_problem() {
+std::string gpu_problem(int device) {
   int num = 0, major = 0, minor = 0;
   cudaError_t error = cudaGetDeviceCount(&num);
   if (error == cudaSuccess && num == 0) return "there is none";
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   if (error != cudaSuccess) {
     cudaGetLastError();
     return cudaGetErrorString(error);

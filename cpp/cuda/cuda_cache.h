@@ -81,7 +81,7 @@ class CudaRowCache {
 };
 
 // Reason why this process cannot use a GPU; empty if it can.
-std::string gpu_problem();
+std::string gpu_problem(int device = 0);
 
 // Whether `memory` is in the memory of the GPU `device`, or in host memory that GPUs can access.
 bool can_use(int device, const void* memory);

@@ -66,7 +66,7 @@ void look_up(PyGpuLines& lines, const Array<int64_t>& keys, Array<int64_t> slots
 }  // namespace
 
 void bind_cuda(py::module_& m) {
-  m.def("gpu_problem", &gpu_problem, "Why no GPU can be used here; empty if one can.");
+  m.def("gpu_problem", &gpu_problem, "device"_a = 0, "Why this GPU cannot be used; empty if it can.");
   py::class_<CudaUnique>(m, "CudaUnique", "Unique keys of a batch on a GPU (cpp/cuda/cuda_unique.h).")
       .def(py::init<int>(), "device"_a = 0)
       .def(

@@ -20,6 +20,13 @@ namespace {
 
 // Of the last call of unique(), unique_of_table() or first_repeated(), which finds them again.
 thread_local KeyIndex distinct_keys;
+// Of the last call of note_distinct(), likewise.
+thread_local std::vector<int64_t> distinct_elsewhere;
+
+void note_distinct(const Array<int64_t>& keys) {
+  check_shape(keys, "keys", {-1});
+  distinct_elsewhere.assign(keys.data(), keys.data() + keys.size());
+}
 
 py::tuple unique(const Array<int64_t>& ids) {
   check_shape(ids, "ids", {-1});
@@ -69,7 +76,9 @@ int64_t first_repeated(const Array<int64_t>& keys) {
   const ssize_t n = keys.shape(0);
   const int64_t* key = keys.data();
   KeyIndex& seen = distinct_keys;
+  const std::vector<int64_t>& known = distinct_elsewhere;
   py::gil_scoped_release release;
+  if (n == static_cast<ssize_t>(known.size()) && std::equal(known.begin(), known.end(), key)) return -1;
   return seen.first_repeated(key, n);
 }
 
@@ -165,6 +174,8 @@ void bind_functions(py::module_& m) {
       "order of first appearance, how often each occurs (U,) int64, and the numbers of each list (n,) int64.");
   m.def("first_repeated", &first_repeated, as_is("keys"),
         "Position of the first of keys (n,) int64 that stands before in keys too, -1 if all are distinct.");
+  m.def("note_distinct", &note_distinct, as_is("keys"),
+        "These keys (n,) int64 are distinct: first_repeated() of them, next in this thread, need not look.");
   m.def("all_finite", &all_finite, as_is("values"),
         "Whether no number of values, a float32 array, is NaN or infinite.");
   m.attr("HUGE_PAGE_BYTES") = kHugePage;

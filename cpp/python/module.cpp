@@ -24,7 +24,7 @@ PYBIND11_MODULE(_C, m) {
 #else
   m.attr("has_cuda") = false;
   m.def(
-      "gpu_problem", [] { return "hetmpi._C has no GPU half: HETMPI_CUDA=1 ./run.sh setup compiles it"; },
-      "Why no GPU can be used here.");
+      "gpu_problem", [](int) { return "hetmpi._C has no GPU half: HETMPI_CUDA=1 ./run.sh setup compiles it"; },
+      "device"_a = 0, "Why this GPU cannot be used.");
 #endif
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 
 from hetmpi import _C
@@ -12,28 +10,40 @@ from hetmpi.data.features import TABLE
 from hetmpi.gpu import Gpu, gpu_of
 
 
+class Workspace:
+    """A stream, and memory in which ids are made unique."""
+
+    def __init__(self, device: torch.device):
+        self.gpu = gpu_of(device)(device)
+        self.core = _C.CudaUnique(self.gpu.index)
+
+
 class GpuBatches:
     """Makes batches on a GPU, as to_batch does on the CPU: keys are copied back to the host, the other tensors stay on
-    the GPU. Each thread uses its own stream, concurrent with the stream of the model."""
+    the GPU. Each call uses a stream that no other one uses meanwhile, beside the stream of the model. Thread-safe."""
 
     def __init__(self, device: torch.device, num_rows: int):
         """num_rows: upper bound of the ids."""
-        self.device, self.num_rows, self._mine = device, num_rows, threading.local()
+        self.device, self.num_rows = device, num_rows
+        self._spare: list[Workspace] = []  # torch keeps memory for each stream, so they outlive threads
 
     def __call__(self, samples: Samples) -> Batch:
         """The batch of `samples`. Raises SamplesError as to_batch does."""
         check_samples(samples)
-        gpu, core = self._workspace()
+        try:
+            workspace = self._spare.pop()
+        except IndexError:
+            workspace = Workspace(self.device)
+        try:
+            return self._made(samples, workspace.gpu, workspace.core)
+        finally:
+            self._spare.append(workspace)
+
+    def _made(self, samples: Samples, gpu: Gpu, core: _C.CudaUnique) -> Batch:
         ids, dense, label = map(gpu.sent, (samples.ids.reshape(-1), samples.dense, samples.label))
         keys, index = (gpu.empty(len(ids), torch.int64) for _ in range(2))
         num = core.unique(ids.data_ptr(), len(ids), self.num_rows, keys.data_ptr(), index.data_ptr(), gpu.stream)
         on_host = gpu.fetched(keys[:num])
+        _C.note_distinct(on_host.numpy())
         teacher, weight = (None if one is None else torch.from_numpy(one) for one in (samples.teacher, samples.weight))
         return Batch({TABLE: on_host}, index.view(samples.ids.shape), dense, label, teacher, weight=weight)
-
-    def _workspace(self) -> tuple[Gpu, _C.CudaUnique]:
-        """Stream and unique-key workspace of this thread."""
-        if not hasattr(self._mine, "gpu"):
-            self._mine.gpu = gpu_of(self.device)(self.device)
-            self._mine.core = _C.CudaUnique(self._mine.gpu.index)
-        return self._mine.gpu, self._mine.core

@@ -27,7 +27,7 @@ def choose_device(world: World, wanted: str) -> torch.device:
     one. Collective. Raises UserError on every rank for cuda if some rank has no usable GPU."""
     if wanted == "cpu":
         return torch.device("cpu")
-    problem = gpu_problem()
+    problem = gpu_problem(world.node.rank)
     problems = world.comm.allgather(problem)
     if wanted == "auto" and any(problems):
         if world.rank == 0 and not all(problems):
@@ -39,13 +39,18 @@ def choose_device(world: World, wanted: str) -> torch.device:
         if problem
         else None
     )
-    device = torch.device("cuda", world.node.rank % torch.cuda.device_count())
+    device = torch.device("cuda", gpu_of_rank(world.node.rank))
     torch.cuda.set_device(device)
     return device
 
 
-def gpu_problem() -> str:
-    """Reason why this process cannot train on a GPU; empty if it can."""
+def gpu_problem(rank: int = 0) -> str:
+    """Reason why this rank of its node cannot train on its GPU; empty if it can."""
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees none"
-    return _C.gpu_problem()
+    return _C.gpu_problem(gpu_of_rank(rank))
+
+
+def gpu_of_rank(rank: int) -> int:
+    """Ranks of a node take the GPUs that this process sees in turn."""
+    return rank % torch.cuda.device_count()

@@ -130,6 +130,7 @@ class ClickThroughRate(Task):
         self.best_at = dict.fromkeys(self._of_labels("calibration"), 1.0)
         # ids, their indices among the keys, ...
         self.sample_bytes = 16 * self.num_fields + 4 * source.num_dense + 4 * (len(self.labels) + self.is_weighted)
+        self._on_gpu: GpuBatches | None = None  # one for all loaders of the run
         self._group = None if group is None else self._place_of(group)
         if group is not None and hasattr(source, "group_by"):
             source.group_by(group)
@@ -214,7 +215,11 @@ class ClickThroughRate(Task):
         if self.joins:
             tables = self.source.tables
             return FeatureBatches(self.features, list(tables), [name for name, table in tables.items() if table.open])
-        return to_batch if gpu_of(device) is None else GpuBatches(device, self.source.num_rows)
+        if gpu_of(device) is None:
+            return to_batch
+        if self._on_gpu is None or self._on_gpu.num_rows != self.source.num_rows:
+            self._on_gpu = GpuBatches(device, self.source.num_rows)
+        return self._on_gpu
 
     def keys(self, batch: Batch) -> dict[str, Tensor]:
         return batch.keys

@@ -171,14 +171,24 @@ def advise_naps(world: World):
         )
 
 
-def share_gpus():
+def share_gpus(devices: str = "/dev"):
     """Makes one GPU visible to this rank, round robin over the node's ranks, if the launcher's variables name the rank.
     Must run before MPI starts: a CUDA-aware MPI allocates memory on every visible GPU."""
     seen, rank = os.environ.get("CUDA_VISIBLE_DEVICES"), local_rank()
-    num = len(re.findall(r"(?m)^nvidia\d+$", "\n".join(os.listdir("/dev"))))  # only their count: CUDA numbers differ
+    files = [file for file in Path(devices).glob("nvidia*") if re.fullmatch(r"nvidia\d+", file.name)]
+    num = sum(map(can_open, files)) if seen is None else 0  # their count alone: CUDA's numbers differ
     gpus = [str(i) for i in range(num)] if seen is None else seen.split(",")
     if rank is not None and gpus not in ([], [""]):
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % len(gpus)]
+
+
+def can_open(device: Path) -> bool:
+    """Whether a GPU's file may be opened: a batch job sees those of the whole node, and may use its own."""
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def share_cores(node):

@@ -107,12 +107,15 @@ def local_size() -> int:
     return 1
 
 
+LOCAL_RANKS = (  # Slurm's last: a shell in its allocation has it, too
+    *("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "MV2_COMM_WORLD_LOCAL_RANK"),
+    *("MVP_COMM_WORLD_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_RANK", "FLUX_TASK_LOCAL_ID", "SLURM_LOCALID"),
+)
+
+
 def local_rank() -> int | None:
     """This rank's index on its node according to the launcher's variables, before MPI starts; None if none is set."""
-    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return None
+    return next((int(os.environ[name]) for name in LOCAL_RANKS if os.environ.get(name, "").isdigit()), None)
 
 
 def yield_when_idle():

@@ -74,6 +74,11 @@ def test_a_step_with_all_rows_cached_makes_no_more_calls_of_cuda(package, stalen
     assert all(value <= most.get(name, 0) for name, value in found.items()), found
 
 
+def test_batches_are_made_on_the_gpu(package):
+    outcome = run(package, 1, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(SUPPORT / "batches_on_gpu.py"))
+    assert outcome.code == 0 and "passed" in outcome.text, outcome.text
+
+
 @pytest.mark.rare
 def test_tables_keep_their_promises_with_their_lines_on_a_gpu(package):
     files = ("test_staleness.py", "test_joint_pulls.py", "test_vocabulary.py")

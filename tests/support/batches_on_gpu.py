@@ -1,0 +1,62 @@
+"""Tests of GpuBatches with a GPU, emulated or not: tests/cpp/test_emulated_gpu.py runs them."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from hetmpi import _C, EmbeddingTable, RowOptimizer, UserError, World
+from hetmpi.data import gpu_batch
+from hetmpi.data.batch import Samples, to_batch
+from hetmpi.data.gpu_batch import GpuBatches
+from hetmpi.gpu import gpu_of
+
+DEVICE = torch.device("cpu", 0) if gpu_of(torch.device("cuda", 0)).__name__ == "GpuOnCpu" else torch.device("cuda", 0)
+NUM_ROWS = 1000
+
+
+def samples(ids: np.ndarray) -> Samples:
+    return Samples(ids, np.zeros((len(ids), 1), np.float32), np.zeros(len(ids), np.float32))
+
+
+def drawn(seed: int, num: int = 50) -> Samples:
+    return samples((NUM_ROWS * np.random.default_rng(seed).random((num, 4)) ** 3).astype(np.int64))
+
+
+def test_batches_are_those_of_the_cpu():
+    make = GpuBatches(DEVICE, NUM_ROWS)
+    for seed in range(20):
+        expected, found = to_batch(drawn(seed)), make(drawn(seed)).on(DEVICE)
+        assert torch.equal(expected.keys["table"], found.keys["table"])
+        assert torch.equal(expected.index, found.index.cpu())
+
+
+def test_threads_that_come_and_go_share_streams(monkeypatch):
+    """Torch keeps memory for each stream, and loaders of a stream of files make new threads for each file."""
+    made, of = [], gpu_batch.Workspace
+    monkeypatch.setattr(gpu_batch, "Workspace", lambda device: made.append(device) or of(device))
+    make = GpuBatches(DEVICE, NUM_ROWS)
+    for _ in range(10):
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda seed: make(drawn(seed)), range(6)))
+    assert 1 <= len(made) <= 2
+
+
+def test_keys_made_on_the_gpu_are_not_searched_for_repeated_ones():
+    keys = GpuBatches(DEVICE, NUM_ROWS)(drawn(0)).keys["table"].numpy()
+    assert _C.first_repeated(keys) == -1
+    keys[1] = keys[0]
+    assert _C.first_repeated(keys) == 1
+
+
+@pytest.mark.parametrize("wrong", [-1, NUM_ROWS, NUM_ROWS + 7, 1 << 40, -(1 << 63)])
+def test_an_id_out_of_range_is_told_as_such(wrong):
+    """Only the bits of ids in range are sorted, so one that is not may be among the keys twice."""
+    table = EmbeddingTable(World(), NUM_ROWS, 4, RowOptimizer())
+    ids = drawn(1).ids
+    ids[3::7, 1] = wrong
+    keys = GpuBatches(DEVICE, NUM_ROWS)(samples(ids)).keys["table"]
+    with pytest.raises(UserError, match=rf"keys must lie in \[0, 1,000\), got {wrong} "):
+        table.check(keys)
+    table.close()
