@@ -129,10 +129,16 @@ GpuLines::GpuLines(int64_t capacity_rows, const RowOptimizer& rule, Policy polic
       stream_(stream),
       model_(std::move(model)),
       pinned_(std::make_shared<Pinned>(device)),
-      events_(std::make_unique<Events>(device)) {}
+      events_(std::make_unique<Events>(device)) {
+  const OnDevice here(device);
+  cudaStream_t asking;
+  HETMPI_CHECK(cudaStreamCreateWithFlags(&asking, cudaStreamNonBlocking));
+  asking_ = asking;
+}
 
 GpuLines::~GpuLines() {
   if (cudaStreamSynchronize(on(stream_)) != cudaSuccess) cudaGetLastError();  // kernels use the buffers and the lines
+  if (cudaStreamDestroy(on(asking_)) != cudaSuccess) cudaGetLastError();
 }
 
 std::shared_ptr<void> GpuLines::allocate(int64_t num_bytes) { return pinned_->take(num_bytes); }
@@ -150,6 +156,7 @@ void GpuLines::forget(const int64_t* keys, int64_t n) {
   keep(forgotten, slots);
   cache_.look_up(forgotten.data(), n, slots.data(), stream_);
   cache_.forget(slots.data(), n, stream_);
+  wait();
 }
 
 void GpuLines::clocks(const int64_t* slots, int64_t n, int32_t* clocks) {
@@ -171,10 +178,12 @@ int64_t GpuLines::ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots,
     std::fill(known.begin(), known.end(), kNoLine);
     return 0;
   }
-  keep(keys, slots, known);
-  cache_.look_up(keys.data(), keys.size(), slots.data(), stream_);
-  if (known.size() > 0) cache_.clocks_within(slots.data(), slots.size(), will_write, bound, known.data(), stream_);
-  wait();
+  cache_.look_up(keys.data(), keys.size(), slots.data(), asking_);
+  if (known.size() > 0) {  // updates change the clocks
+    hand_over(stream_, asking_);
+    cache_.clocks_within(slots.data(), slots.size(), will_write, bound, known.data(), asking_);
+  }
+  wait_for(asking_);
   return num_lines(slots);
 }
 
@@ -259,11 +268,13 @@ std::shared_ptr<ReleasedSums> GpuLines::take() {
 
 void GpuLines::hand_over(Stream maker, Stream taker) { events_->hand_over(on(maker), on(taker), maker == stream_); }
 
-// Until all operations of the lines have been done.
+// Until all operations of the lines' stream have been done.
 void GpuLines::wait() {
-  HETMPI_CHECK(cudaStreamSynchronize(on(stream_)));
+  wait_for(stream_);
   events_->collect_all();
 }
+
+void GpuLines::wait_for(Stream stream) { HETMPI_CHECK(cudaStreamSynchronize(on(stream))); }
 
 template <typename... Buffers>
 void GpuLines::keep(const Buffers&... buffers) {

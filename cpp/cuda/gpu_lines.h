@@ -3,6 +3,9 @@
 // The host makes all decisions about a batch: its buffers are in pinned memory, which kernels read and write in place.
 // Rows, and their gradients, are in GPU memory: the model's stream waits for rows, this stream for gradients. Fetched
 // rows are in pinned memory; the GPU reads the new ones, once. Sums are copied to the host when they are to be sent.
+//
+// Keys are looked up in a second stream, so that the host need not wait for gradients to know the lines of a batch:
+// only insert() and forget() change which key has a line, and the host has waited for both.
 #pragma once
 
 #include <cstdint>
@@ -63,11 +66,13 @@ class GpuLines : public Lines {
 
   void hand_over(Stream maker, Stream taker);
   void wait();
+  void wait_for(Stream stream);
   template <typename... Buffers>
   void keep(const Buffers&... buffers);
 
   CudaRowCache cache_;
   Stream stream_;
+  Stream asking_ = nullptr;
   Model model_;
   std::shared_ptr<Pinned> pinned_;
   std::unique_ptr<Events> events_;

@@ -1,8 +1,9 @@
 // Route: the keys of a batch sorted by owner, with the position of each key in the batch. Immutable.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -30,12 +31,19 @@ class Route {
   // Of keys (n). Throws std::out_of_range for one that is not in the table.
   Route(const Partition& partition, const int64_t* keys, int64_t n)
       : order_(n), keys_(n), first_(partition.size() + 1), num_positions_(n) {
+    const auto num_rows = static_cast<uint64_t>(partition.num_rows());
+    const int64_t* wrong = std::find_if(keys, keys + n, [=](int64_t key) { return uint64_t(key) >= num_rows; });
+    if (wrong != keys + n)
+      throw std::out_of_range("keys must lie in [0, " + std::to_string(num_rows) + "), got " + std::to_string(*wrong));
+    if (partition.size() == 1) {
+      std::iota(order_.begin(), order_.end(), 0);
+      std::copy_n(keys, n, keys_.begin());
+      first_[1] = n;
+      return;
+    }
     static thread_local std::vector<int64_t> owners;
     owners.resize(n);
     for (int64_t i = 0; i < n; ++i) {
-      if (keys[i] < 0 || keys[i] >= partition.num_rows())
-        throw std::out_of_range("keys must lie in [0, " + std::to_string(partition.num_rows()) + "), got " +
-                                std::to_string(keys[i]));
       const int64_t owner = owners[i] = partition.locate(keys[i]).owner;
       ++first_[owner + 1];
     }

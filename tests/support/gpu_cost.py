@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import torch
-from gpu_on_cpu import CUDA, OUTSIDE, OnGpu
+from gpu_on_cpu import CUDA, LATE, OUTSIDE, OnGpu, read_table_unseen
 
 from hetmpi import EmbeddingTable, RowOptimizer, Staleness, World
 from hetmpi.table.table import MOST_KNOWN
@@ -67,8 +67,32 @@ def main():
     parts = ", ".join(f"{name} {value:.0f}" for name, value in zip(("read", "prefetch", "write"), medians))
     print(f"{num_keys:,} keys, s={given['staleness']}: {medians.sum():.0f} us ({parts})")
     told = {name: statistics.median(one[name] for one in counts[WARM_UP:]) for name in counts[0]}
-    print(json.dumps({"host_us": round(medians.sum()), **{name: value for name, value in told.items() if value}}))
+    result = {"host_us": round(medians.sum()), **{name: value for name, value in told.items() if value}}
+    result["waits_for_gradients"] = waits_for_gradients(table, batches)
+    print(json.dumps(result))
     table.close()
+
+
+def waits_for_gradients(table: EmbeddingTable, batches: list[torch.Tensor]) -> list[str]:
+    """Calls for which the host waits until the gradients of the last write are computed."""
+    CUDA.cuda_on_cpu_be_lazy()
+    keys, waits = [one.clone() for one in batches[:3]], []
+    read_table_unseen(table, keys[0])
+    if not table.staleness.is_exact:
+        table.prefetch(keys[1])
+    table.write(keys[0], torch.zeros(len(keys[0]), table.dim))
+
+    def note(call: str):
+        if not waits and bool((LATE[-1] == 0).all()):  # else garbage
+            waits.append(call)
+
+    note("write")
+    if not table.staleness.is_exact:
+        table.prefetch(keys[2])
+        note("prefetch")
+    read_table_unseen(table, keys[1])
+    note("read")
+    return waits
 
 
 if __name__ == "__main__":

@@ -254,5 +254,5 @@ def read_group(group, keys, of_group=TableGroup.read):
     return rows
 
 
-read_unseen = TableGroup.read  # into rows that torch does not read
+read_unseen, read_table_unseen = TableGroup.read, EmbeddingTable.read  # into rows that torch does not read
 EmbeddingTable.to_write, EmbeddingTable.read, TableGroup.read = to_write, read, read_group

@@ -273,6 +273,8 @@ struct CudaOnCpuCounts {
 };
 // Order of the operations that follow. Default: that of CUDA_ON_CPU_SEED, or 1.
 CUDA_ON_CPU void cuda_on_cpu_seed(uint64_t seed);
+// From now on nothing runs but what is waited for, and what that needs.
+CUDA_ON_CPU void cuda_on_cpu_be_lazy();
 // Since the last call.
 CUDA_ON_CPU void cuda_on_cpu_counts(CudaOnCpuCounts* counts);
 // Nanoseconds of processor time that this thread has spent in the emulator.
