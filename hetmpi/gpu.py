@@ -20,6 +20,10 @@ class Gpu:
         self.device = torch.device("cuda", self.index)
         self._stream = torch.cuda.Stream(self.device)
 
+    def use_in_this_thread(self):
+        """For a thread of our own: a change of the device and back makes a context on both."""
+        torch.cuda.set_device(self.index)
+
     def empty(self, shape, dtype: torch.dtype = torch.float32) -> Tensor:
         """Uninitialised memory of the GPU, for this stream."""
         with torch.cuda.stream(self._stream):
@@ -66,7 +70,7 @@ class Gpu:
 
         def __init__(self, number: Tensor):
             self._copy, self._is_there = number.to("cpu", non_blocking=True), torch.cuda.Event()
-            self._is_there.record()
+            self._is_there.record(torch.cuda.current_stream(number.device))
 
         def value(self) -> float:
             """Waits for it."""

@@ -47,7 +47,6 @@ struct KeyLines {
   KeysOfCall keys;
   Buffer<int64_t> slots;
   Buffer<int32_t> clocks;
-  int64_t num_found = 0;  // with a line, when they were looked up
   Phase phase = Phase::kNew;
 
   KeyLines(KeysOfCall of, Lines& lines)
@@ -79,6 +78,7 @@ struct Pull : KeyLines {
   std::shared_ptr<const Route> near;  // the keys that are read on this node when the replies are: of a single batch
                                       // all, of several those that may be cached; the others are read with their batch
   std::vector<uint8_t> is_decided;    // (n): keys of other nodes and, for several batches, keys that may not be cached
+  int64_t num_found = 0;              // keys with a line when they were looked up
   std::shared_ptr<Request> request;   // to other nodes, in phases kRequested and kServed
   Buffer<float> rows, states;         // in phase kRead: (n, dim), (n, preview_dim), those of keys without a line
   std::vector<uint8_t> is_uncached;   // of several batches, once their lines are there: (n) keys of other nodes without

@@ -63,8 +63,7 @@ class HostLines : public Lines {
 
   Inserted insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
                   const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) override {
-    int64_t num_missing = 0;
-    for (int64_t i = 0; i < slots.size(); ++i) num_missing += slots[i] < 0 && chosen[i];
+    const int64_t num_missing = num_without(slots, chosen);
     if (num_missing == 0) return {0, 0};
     const int64_t num_evicted = cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(),
                                                         clocks.data(), slots.size(), slots.data(), &released_);

@@ -39,6 +39,13 @@ inline int64_t num_lines(const Buffer<int64_t>& slots) {
   return std::count_if(slots.begin(), slots.end(), [](int64_t slot) { return slot >= 0; });
 }
 
+// Of the chosen keys.
+inline int64_t num_without(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen) {
+  int64_t num = 0;
+  for (int64_t i = 0; i < slots.size(); ++i) num += slots[i] < 0 && chosen[i];
+  return num;
+}
+
 class Lines {
  public:
   struct Form {
@@ -67,8 +74,8 @@ class Lines {
   // known (n), or empty: as RowCache::clocks_within. Returns the number of keys with a line.
   virtual int64_t ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
                       bool will_write, int64_t bound) = 0;
-  // is_fetched (n): keys whose line is not judged. num_keys: that may have a line. is_stale (n), or empty: without a
-  // bound none is.
+  // is_fetched (n): keys whose line is not judged. num_keys: that may have a line. is_stale (n). Without a bound no
+  // line is stale, and all but the slots may be missing.
   virtual void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks,
                      int64_t num_keys, int64_t bound, const Buffer<uint8_t>& is_stale) = 0;
   virtual void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,

@@ -901,13 +901,4 @@ std::string gpu_problem(int device) {
          std::to_string(kLeastCapability) + ".0 is needed";
 }
 
-bool can_use(int device, const void* memory) {
-  cudaPointerAttributes about;
-  if (cudaPointerGetAttributes(&about, memory) != cudaSuccess) {
-    cudaGetLastError();
-    return false;
-  }
-  return about.type == cudaMemoryTypeHost || (about.type == cudaMemoryTypeDevice && about.device == device);
-}
-
 }  // namespace hetmpi

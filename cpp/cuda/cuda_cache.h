@@ -4,8 +4,9 @@
 // All arrays of a batch are in the memory of the GPU `device`, or in pinned host memory, which it accesses in place,
 // unless noted. Calls are asynchronous on the caller's stream, unless noted: arrays must live until they are done.
 // Released sums are kept here until take(). CUDA errors are thrown as std::runtime_error; if memory is short for a
-// call, no line has changed. NaNs may have other bits than on the CPU. REQUIRES of all calls: one stream at a time;
-// slots as for RowCache, and in range.
+// call, no line has changed. NaNs may have other bits than on the CPU. REQUIRES of all calls: slots
+// as for RowCache, and in range; one stream at a time, but look_up may run in another one, beside all but
+// insert_and_evict and forget, and clocks_within beside those that change no clock.
 #pragma once
 
 #include <cstdint>
@@ -82,8 +83,5 @@ class CudaRowCache {
 
 // Reason why this process cannot use a GPU; empty if it can.
 std::string gpu_problem(int device = 0);
-
-// Whether `memory` is in the memory of the GPU `device`, or in host memory that GPUs can access.
-bool can_use(int device, const void* memory);
 
 }  // namespace hetmpi

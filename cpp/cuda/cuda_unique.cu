@@ -55,7 +55,6 @@ struct CudaUnique::Memory {
 
 CudaUnique::CudaUnique(int device) : memory_(std::make_unique<Memory>(device)) { const OnDevice here(device); }
 CudaUnique::~CudaUnique() = default;
-int CudaUnique::device() const { return memory_->device; }
 
 int64_t CudaUnique::unique(const int64_t* ids, int64_t n, int64_t limit, int64_t* keys, int64_t* index, Stream stream) {
   check_length(n);

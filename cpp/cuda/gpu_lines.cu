@@ -91,7 +91,10 @@ class GpuLines::Events {
   void collect() {
     for (; !recorded_.empty(); recorded_.pop_front()) {
       const cudaError_t error = cudaEventQuery(recorded_.front().first);
-      if (error == cudaErrorNotReady) break;
+      if (error == cudaErrorNotReady) {
+        cudaGetLastError();  // clears it
+        break;
+      }
       HETMPI_CHECK(error);
       free_.push_back(recorded_.front().first);
     }
@@ -232,8 +235,7 @@ ModelRows GpuLines::moved(const Buffer<float>& weights, int64_t n) { return {wei
 
 Inserted GpuLines::insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
                           const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) {
-  int64_t num_missing = 0;
-  for (int64_t i = 0; i < slots.size(); ++i) num_missing += slots[i] < 0 && chosen[i];
+  const int64_t num_missing = num_without(slots, chosen);
   if (num_missing == 0) return {0, 0};
   const int64_t num_evicted = cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(),
                                                       clocks.data(), slots.size(), num_missing, slots.data(), stream_);
@@ -242,12 +244,18 @@ Inserted GpuLines::insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& ch
 
 void GpuLines::update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
                       const ModelRows& grads, float anticipate) {
+  events_->collect();
   const Stream models = model_.stream();
   hand_over(models, stream_);
   keep(keys, slots, clocks);
   cache_.update(slots.data(), grads.at, slots.size(), anticipate, stream_);
-  cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(),
-                       slots.size() - num_lines(slots), stream_);
+  try {
+    cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(),
+                         slots.size() - num_lines(slots), stream_);
+  } catch (...) {
+    hand_over(stream_, models);
+    throw;
+  }
   hand_over(stream_, models);  // which may change the gradients
 }
 
@@ -266,7 +274,10 @@ std::shared_ptr<ReleasedSums> GpuLines::take() {
   return released;
 }
 
-void GpuLines::hand_over(Stream maker, Stream taker) { events_->hand_over(on(maker), on(taker), maker == stream_); }
+void GpuLines::hand_over(Stream maker, Stream taker) {
+  const OnDevice here(cache_.device());  // torch's default stream is null, that of the current device
+  events_->hand_over(on(maker), on(taker), maker == stream_);
+}
 
 // Until all operations of the lines' stream have been done.
 void GpuLines::wait() {

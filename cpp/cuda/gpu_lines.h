@@ -26,7 +26,7 @@ class GpuLines : public Lines {
     std::function<void(const ReleasedSums& sums)> refuse_if_nan;  // throws for sums that are not finite
   };
 
-  // stream: of these lines alone; the caller keeps it. Allocates all memory of the lines at once.
+  // stream: another one than the model's; the caller keeps it. Allocates all memory of the lines at once.
   GpuLines(int64_t capacity_rows, const RowOptimizer& rule, Policy policy, RowType type, int device, Stream stream,
            Model model);
   ~GpuLines() override;

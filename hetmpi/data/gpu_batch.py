@@ -40,6 +40,7 @@ class GpuBatches:
             self._spare.append(workspace)
 
     def _made(self, samples: Samples, gpu: Gpu, core: _C.CudaUnique) -> Batch:
+        gpu.use_in_this_thread()
         ids, dense, label = map(gpu.sent, (samples.ids.reshape(-1), samples.dense, samples.label))
         keys, index = (gpu.empty(len(ids), torch.int64) for _ in range(2))
         num = core.unique(ids.data_ptr(), len(ids), self.num_rows, keys.data_ptr(), index.data_ptr(), gpu.stream)

@@ -217,7 +217,8 @@ class ClickThroughRate(Task):
             return FeatureBatches(self.features, list(tables), [name for name, table in tables.items() if table.open])
         if gpu_of(device) is None:
             return to_batch
-        if self._on_gpu is None or self._on_gpu.num_rows != self.source.num_rows:
+        made = self._on_gpu
+        if made is None or (made.device, made.num_rows) != (device, self.source.num_rows):
             self._on_gpu = GpuBatches(device, self.source.num_rows)
         return self._on_gpu
 

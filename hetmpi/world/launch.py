@@ -175,10 +175,12 @@ def share_gpus(devices: str = "/dev"):
     """Makes one GPU visible to this rank, round robin over the node's ranks, if the launcher's variables name the rank.
     Must run before MPI starts: a CUDA-aware MPI allocates memory on every visible GPU."""
     seen, rank = os.environ.get("CUDA_VISIBLE_DEVICES"), local_rank()
+    if rank is None:
+        return
     files = [file for file in Path(devices).glob("nvidia*") if re.fullmatch(r"nvidia\d+", file.name)]
     num = sum(map(can_open, files)) if seen is None else 0  # their count alone: CUDA's numbers differ
     gpus = [str(i) for i in range(num)] if seen is None else seen.split(",")
-    if rank is not None and gpus not in ([], [""]):
+    if gpus not in ([], [""]):
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % len(gpus)]
 
 

@@ -42,8 +42,8 @@ def test_random_tables_have_the_bits_of_the_cpu(package):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_trainings_have_the_bits_of_the_cpu(package, ranks):
-    outcome = soak(package, ranks, "cases=0", "runs=3")
-    assert outcome.code == 0 and "3 runs, all the same" in outcome.text, outcome.text
+    outcome = soak(package, ranks, "cases=0", "runs=4")
+    assert outcome.code == 0 and "4 runs, all the same" in outcome.text, outcome.text
 
 
 def test_what_is_left_out_between_streams_and_the_host_is_found(package):
@@ -78,6 +78,12 @@ def test_a_step_with_all_rows_cached_makes_no_more_calls_of_cuda(package, stalen
 def test_batches_are_made_on_the_gpu(package):
     outcome = run(package, 1, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(SUPPORT / "batches_on_gpu.py"))
     assert outcome.code == 0 and "passed" in outcome.text, outcome.text
+
+
+def test_without_lines_steps_need_no_new_memory(package):
+    outcome = run(package, 1, str(SUPPORT / "gpu_cost.py"), "keys=500", "staleness=10", "lines=0")
+    assert outcome.code == 0, outcome.text
+    assert "allocations" not in json.loads(outcome.text.strip().splitlines()[-1]), outcome.text
 
 
 @pytest.mark.rare

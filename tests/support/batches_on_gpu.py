@@ -48,6 +48,8 @@ def test_keys_made_on_the_gpu_are_not_searched_for_repeated_ones():
     assert _C.first_repeated(keys) == -1
     keys[1] = keys[0]
     assert _C.first_repeated(keys) == 1
+    _C.note_distinct(keys)
+    assert _C.first_repeated(keys) == -1
 
 
 @pytest.mark.parametrize("wrong", [-1, NUM_ROWS, NUM_ROWS + 7, 1 << 40, -(1 << 63)])

@@ -42,7 +42,9 @@ def make_package(folder: Path, compiler: list[str], flags: list[str]) -> Path:
     for module, text in OVERLAYS.items():
         with (package / module).open("a") as lines:
             lines.write(text)
-    built = next((path.parent for path in (ROOT / "build").glob("objects-*/complete")), None)
+    newest = max(path.stat().st_mtime for path in (ROOT / "cpp").rglob("*"))
+    complete = (path for path in (ROOT / "build").glob("objects-*/complete") if path.stat().st_mtime > newest)
+    built = next((path.parent for path in complete), None)
     sources = sorted(path for path in (ROOT / "cpp").rglob("*.cpp"))
     same = {path: built / path.relative_to(ROOT).with_suffix(".o") for path in sources} if built else {}
     same = {path: made for path, made in same.items() if path.name not in WITH_CUDA and made.exists()}

@@ -1,7 +1,7 @@
 """What a step of a table on the emulated GPU costs the host: microseconds of the main thread outside CUDA's calls, and
-these calls by kind. All rows are cached, on one rank.
+these calls by kind. All rows are cached, on one rank; with lines=0 none.
 
-    python gpu_cost.py [keys=29359] [staleness=null] [dim=128] [steps=12]
+    python gpu_cost.py [keys=29359] [staleness=null] [dim=128] [steps=12] [lines=1]
 
 in the environment of emulated.py. A real CUDA call takes 1 to 10 microseconds more; the emulator's time is left out.
 """
@@ -29,14 +29,14 @@ def host_ns() -> int:
 
 
 def main():
-    given = {"keys": "29359", "staleness": "null", "dim": "128", "steps": "12"}
+    given = {"keys": "29359", "staleness": "null", "dim": "128", "steps": "12", "lines": "1"}
     given |= dict(argument.split("=", 1) for argument in sys.argv[1:])
     num_keys, dim, num_steps = (int(given[name]) for name in ("keys", "dim", "steps"))
     staleness = None if given["staleness"] == "null" else int(given["staleness"])
     keep_freed_memory()
     torch.set_num_threads(1)
     num_rows = 14 * num_keys  # no set of lines is full
-    capacity = 0 if staleness == 0 else num_rows
+    capacity = 0 if staleness == 0 or given["lines"] == "0" else num_rows
     table = EmbeddingTable(
         World(), num_rows, dim, RowOptimizer("sgd", 1.0), staleness=Staleness(staleness, None, 0.0),
         cache=OnGpu(capacity, admit="all"),

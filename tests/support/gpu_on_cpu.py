@@ -165,6 +165,9 @@ class GpuOnCpu(Gpu):
     def __init__(self, device: torch.device | None = None):
         self.device, self._own, self._sent = torch.device("cpu"), CUDA.stream(), []
 
+    def use_in_this_thread(self):
+        pass
+
     @OUTSIDE
     def empty(self, shape, dtype=torch.float32):
         return on_gpu(self._own, shape, dtype)
