@@ -713,6 +713,9 @@ def count_steps(ranks: int, nodes: int, steps: int, staleness: int | None, excha
     print("simulate: the row that all ranks write has every update")
 
 
+SAID_EVERY = 5000
+
+
 def run_share(
     seed: int, numbers: list[tuple[int, int]], core: int | None, fault: str | None, until: float
 ) -> tuple[int, list]:
@@ -735,6 +738,8 @@ def run_share(
                 gc.collect()
                 small, small_seed, small_told = made_small(case, f"{seed} {number}")
                 failed[-1] = number, size, small, [*told[:4], f"made small, seed {small_seed!r}:", *small_told[:4]]
+        if num % SAID_EVERY == 0:  # for whoever ends this early
+            print(f"simulate: a job's first {num:,} of {len(numbers):,} cases, {len(failed)} failures", flush=True)
     return num, failed
 
 
@@ -754,7 +759,8 @@ def main(
     else:
         with ProcessPoolExecutor(num_jobs, multiprocessing.get_context("spawn")) as pool:
             run, cores = partial(run_share, int(seed), fault=fault, until=until), sorted(os.sched_getaffinity(0))
-            parts = [wanted[i::num_jobs] for i in range(num_jobs)]
+            turn = len(counts)  # cases of each job have all numbers of ranks
+            parts = [[one for one in wanted if one[0] // turn % num_jobs == i] for i in range(num_jobs)]
             shares = list(pool.map(run, parts, [cores[(os.getpid() + i) % len(cores)] for i in range(num_jobs)]))
     failed, num = [one for _, found in shares for one in found], sum(num for num, _ in shares)
     for number, size, case, told in failed:
