@@ -21,7 +21,8 @@ class Gpu:
         self._stream = torch.cuda.Stream(self.device)
 
     def use_in_this_thread(self):
-        """For a thread of our own: a change of the device and back makes a context on both."""
+        """Makes this GPU the current one, for a thread that uses no other: calls of hetmpi._C then need not change it
+        and back, which would make a context on the other GPU too."""
         torch.cuda.set_device(self.index)
 
     def empty(self, shape, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -59,8 +60,7 @@ class Gpu:
 
     @staticmethod
     def used_by_torch(tensor: Tensor, device: torch.device) -> Tensor:
-        """The tensor on `device`, for use in torch's stream, whichever stream has made it: the host has waited for
-        that, or it lies in host memory."""
+        """The tensor on `device`, for torch's stream. REQUIRES: the host has waited for the stream that made it."""
         sent = tensor.to(device, non_blocking=True)
         sent.record_stream(torch.cuda.current_stream(device))
         return sent

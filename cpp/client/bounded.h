@@ -467,13 +467,15 @@ class BoundedClient {
     return judged;
   }
 
-  // Whether another processor computes the model, with rows of its own for all keys.
-  bool has_all_rows(const Pull& pull) const { return form().computes_beside && pull.num_found == pull.num(); }
+  // Whether all rows of one batch lie in lines of the processor that computes the model: if no line is stale, the host
+  // need not touch a row.
+  bool has_all_rows(const Pull& pull) const {
+    return form().computes_beside && !pull.is_joint && pull.num_found == pull.num();
+  }
 
   // Sets the rows and states of a pull, and refreshes the lines.
   void fetch(Pull& pull, const Judged& judged) {
-    if (judged.counts.num_stale > 0 || judged.counts.num_missing > 0 || pull.is_joint || !has_all_rows(pull))
-      fetch_rows(pull, judged);
+    if (!has_all_rows(pull) || judged.counts.num_stale > 0) fetch_rows(pull, judged);
     pull.enter(Phase::kRead, Phase::kServed);
     pull.request = nullptr;  // its memory is not needed any more
   }

@@ -75,13 +75,13 @@ class Lines {
   virtual int64_t ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
                       bool will_write, int64_t bound) = 0;
   // is_fetched (n): keys whose line is not judged. num_keys: that may have a line. is_stale (n). Without a bound no
-  // line is stale, and all but the slots may be missing.
+  // line is stale: is_fetched may be null, clocks and is_stale empty.
   virtual void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks,
                      int64_t num_keys, int64_t bound, const Buffer<uint8_t>& is_stale) = 0;
   virtual void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
                       const Buffer<float>& states, const Buffer<int32_t>& clocks, float anticipate) = 0;
-  // From lines, or from weights (n, dim) for keys without a line, empty if all have one and another processor computes
-  // the model; slots empty: of no key.
+  // From lines, or from weights (n, dim) for keys without a line. slots empty: no key has one. weights empty: all have
+  // one, and another processor computes the model.
   virtual ModelRows rows(const Buffer<int64_t>& slots, const Buffer<float>& weights, int64_t n) = 0;
   // Rows (n, dim) for insert().
   virtual ModelRows moved(const Buffer<float>& weights, int64_t n) = 0;

@@ -597,7 +597,7 @@ struct CudaRowCache::Memory {
   }
 
   // The same. Waits for their number, which it returns.
-  int64_t count(int64_t n, cudaStream_t stream) {
+  int64_t count_flagged(int64_t n, cudaStream_t stream) {
     if (n == 0) return 0;
     number(n, stream);
     launch(tell_kernel, 1, stream, flags.data(), at.data(), n, counted.data(), told.data());
@@ -635,7 +635,7 @@ struct CudaRowCache::Memory {
     flags.make_room(n, 0, stream);
     gone.make_room(n, 0, stream);
     launch(due_kernel, n, stream, lines(), slots, first_slot, n, staleness, gone.data(), flags.data());
-    const int64_t num = count(n, stream);
+    const int64_t num = count_flagged(n, stream);
     if (num == 0) return;
     make_room_out(num, stream);
     launch(close_kernel, n, stream, lines(), gone.data(), flags.data(), n);
@@ -775,7 +775,7 @@ int64_t CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chose
   launch(place_kernel, n * kWarp, s, m.lines(), m.sorted_sets.data(), m.sorted_numbers.data(), n, keys, clocks, slots,
          m.is_chosen.data(), m.gone.data(), m.flags.data(), m.counted.data());
   launch(fill_kernel, n * kWarp, s, m.lines(), m.is_chosen.data(), slots, weights, states, n);
-  m.release_gone(n, m.count(n, s), s);
+  m.release_gone(n, m.count_flagged(n, s), s);
   return m.told.data()->num_evicted - std::exchange(m.num_evicted, m.told.data()->num_evicted);
 }
 

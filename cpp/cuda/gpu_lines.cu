@@ -156,7 +156,6 @@ LagHistogram GpuLines::lags() const { return cache_.lags(stream_); }
 void GpuLines::forget(const int64_t* keys, int64_t n) {
   const auto forgotten = empty<int64_t>(n), slots = empty<int64_t>(n);
   std::copy_n(keys, n, forgotten.data());
-  keep(forgotten, slots);
   cache_.look_up(forgotten.data(), n, slots.data(), stream_);
   cache_.forget(slots.data(), n, stream_);
   wait();
@@ -166,7 +165,6 @@ void GpuLines::clocks(const int64_t* slots, int64_t n, int32_t* clocks) {
   const auto asked = empty<int64_t>(n);
   const auto found = empty<int32_t>(n), counts = empty<int32_t>(n);
   std::copy_n(slots, n, asked.data());
-  keep(asked, found, counts);
   cache_.look_at(asked.data(), n, found.data(), counts.data(), stream_);
   wait();
   std::copy_n(found.data(), n, clocks);
@@ -204,7 +202,6 @@ void GpuLines::judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, co
     judged = empty<int64_t>(n);
     for (int64_t i = 0; i < n; ++i) judged[i] = is_fetched[i] ? -1 : slots[i];
   }
-  keep(judged, clocks, is_stale);
   cache_.validate(judged.data(), clocks.data(), n, bound, is_stale.data(), true, stream_);
   wait();
 }

@@ -145,9 +145,8 @@ class Batch:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`, for use in its current stream."""
-    gpu = gpu_of(device)
-    return tensor.to(device) if gpu is None else gpu.used_by_torch(tensor, device)
+    """The tensor on a GPU, for use in torch's stream."""
+    return gpu_of(device).used_by_torch(tensor, device)
 
 
 class SamplesError(UserError, TypeError):

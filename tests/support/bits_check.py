@@ -28,7 +28,6 @@ With the environment of tests/support/emulated.py the lines are on the emulated 
 
 import itertools
 import json
-import os
 import platform
 import runpy
 import signal
@@ -371,7 +370,7 @@ def run_ranks(ranks: int, only: str) -> dict:
         out = Path(folder, "results")
         command = [mpiexec(), "-n", str(ranks), sys.executable, __file__, "cases", str(out), only]
         for _ in range(MAX_FAILED):
-            outcome = run(command, LIMIT_S, **ENVIRONMENT, PYTHONPATH=os.pathsep.join(sys.path[1:]))
+            outcome = run(command, LIMIT_S, **ENVIRONMENT)
             if outcome.code == 0:
                 break
             print(outcome.text[-3000:], file=sys.stderr)

@@ -85,6 +85,10 @@ def drive(world: World, seed: int):
         skewed = [np.unique((num_rows * random.random(num) ** 3).astype(np.int64)) for _ in dims]
         return {f"t{i}": torch.from_numpy(random.permutation(keys)) for i, keys in enumerate(skewed)}
 
+    def grads_of(keys: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        shapes = {name: (len(one), dim) for (name, one), dim in zip(keys.items(), dims)}
+        return {name: torch.from_numpy(random.normal(size=shape).astype(np.float32)) for name, shape in shapes.items()}
+
     batches, announced = [batch() for _ in range(num_steps + ahead)], 1
     for step in range(num_steps):
         keys = batches[step]
@@ -98,24 +102,19 @@ def drive(world: World, seed: int):
                     gpu_on_cpu.read_unseen(on_gpu, others)
         expected, found = on_cpu.read(keys), on_gpu.read(keys)
         compare(expected, found, step)
-        grads = {
-            name: torch.from_numpy(random.normal(size=rows.shape).astype(np.float32)) for name, rows in expected.items()
-        }
+        grads = grads_of(keys)
         if random.random() < 0.3:
             del found
         for later in range(max(announced, step + 1), step + ahead + 1):
-            for tables_ in (on_cpu, on_gpu):
-                tables_.prefetch(batches[later])
+            on_cpu.prefetch(batches[later])
+            on_gpu.prefetch(batches[later])
             announced = later + 1
         if staleness == 0 or random.random() < 0.9:
             on_cpu.write(keys, grads)
             on_gpu.write(keys, grads)
             if staleness != 0 and random.random() < 0.2:  # a second write, of keys that were not read last
                 others = batch()
-                more = {
-                    name: torch.from_numpy(random.normal(size=(len(one), dim)).astype(np.float32))
-                    for (name, one), dim in zip(others.items(), dims)
-                }
+                more = grads_of(others)
                 on_cpu.write(others, more)
                 on_gpu.write(others, more)
             for late in gpu_on_cpu.LATE:  # torch may write them now

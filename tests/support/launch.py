@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +42,8 @@ def environment(**extra):
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"):
         env[name] = "1"
     env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests/support")])
+    ours = Path(find_spec("hetmpi").origin).parents[1]  # of this process's package, which may not be ROOT's
+    path = os.pathsep.join([str(ours), str(ROOT), str(ROOT / "tests/support")])
     return {**env, "PYTHONPATH": path, "HETMPI_TEST_RUN": uuid.uuid4().hex, **extra}
 
 

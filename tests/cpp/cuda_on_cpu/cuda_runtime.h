@@ -60,14 +60,8 @@ enum Collective { kNone, kBallot, kShuffle, kSync };
 // A random number below n > 0.
 uint64_t draw(uint64_t n);
 
-// Memory that an operation uses.
-struct Use {
-  const void* memory;
-  bool is_written;
-};
-
-// Appends an operation to a stream. REQUIRES: `work` runs no other call of CUDA.
-void enqueue(cudaStream_t stream, std::function<void()> work, const std::vector<Use>& uses);
+// Appends an operation to a stream. uses: the memory that it reads or writes. REQUIRES: `work` makes no call of CUDA.
+void enqueue(cudaStream_t stream, std::function<void()> work, const std::vector<const void*>& uses);
 
 // The numbers below n in a random order.
 inline std::vector<unsigned> shuffled(unsigned n) {
@@ -179,11 +173,10 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments... arguments) {
   if (config->blockDim.x % cuda_on_cpu::kLanes != 0) cuda_on_cpu::fail("blocks must be of whole warps");
-  std::vector<cuda_on_cpu::Use> uses;
+  std::vector<const void*> uses;
   const auto note = [&](auto argument) {
-    using Argument = decltype(argument);
-    if constexpr (std::is_pointer_v<Argument>)
-      if (argument != nullptr) uses.push_back({argument, !std::is_const_v<std::remove_pointer_t<Argument>>});
+    if constexpr (std::is_pointer_v<decltype(argument)>)
+      if (argument != nullptr) uses.push_back(argument);
   };
   (note(static_cast<Parameters>(arguments)), ...);
   const auto run = [blocks = config->gridDim.x, block = config->blockDim, kernel, arguments...] {
@@ -254,9 +247,7 @@ CUDA_ON_CPU cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned 
 CUDA_ON_CPU cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned flags);
 CUDA_ON_CPU cudaError_t cudaEventDestroy(cudaEvent_t);
 CUDA_ON_CPU cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t);
-CUDA_ON_CPU cudaError_t cudaEventSynchronize(cudaEvent_t);
 CUDA_ON_CPU cudaError_t cudaEventQuery(cudaEvent_t);
-CUDA_ON_CPU cudaError_t cudaDeviceSynchronize();
 CUDA_ON_CPU cudaError_t cudaGetDeviceCount(int* num);
 CUDA_ON_CPU cudaError_t cudaGetDevice(int* device);
 CUDA_ON_CPU cudaError_t cudaSetDevice(int device);
@@ -271,7 +262,7 @@ struct CudaOnCpuCounts {
   int64_t launches, waits, stream_waits, records, allocations, memsets;
   int64_t copies_to_gpu, bytes_to_gpu, copies_to_host, bytes_to_host, copies_on_gpu;
 };
-// Order of the operations that follow. Default: that of CUDA_ON_CPU_SEED, or 1.
+// Order of the operations that follow. Default: 1.
 CUDA_ON_CPU void cuda_on_cpu_seed(uint64_t seed);
 // From now on nothing runs but what is waited for, and what that needs.
 CUDA_ON_CPU void cuda_on_cpu_be_lazy();

@@ -117,9 +117,9 @@ class Gpu {
     delete stream;
   }
 
-  void enqueue(CUstream_st& stream, Operation operation, const std::vector<cuda_on_cpu::Use>& uses = {}) {
-    for (const cuda_on_cpu::Use& use : uses) {
-      Block* block = block_of(use.memory);
+  void enqueue(CUstream_st& stream, Operation operation, const std::vector<const void*>& uses = {}) {
+    for (const void* memory : uses) {
+      Block* block = block_of(memory);
       if (block == nullptr) cuda_on_cpu::fail("an operation uses memory that is not the GPU's, nor pinned");
       const auto& known = operation.pinned;
       if (block->is_pinned && std::find(known.begin(), known.end(), block) == known.end())
@@ -136,20 +136,14 @@ class Gpu {
   }
 
   // Runs until all that the stream was given so far is done.
-  void finish(CUstream_st& stream) { finish(stream, stream.num_given); }
-
-  void finish(CUstream_st& stream, uint64_t num) {
+  void finish(CUstream_st& stream) {
+    const uint64_t num = stream.num_given;
     const uint64_t way = is_lazy ? 0 : draw(3);
     while (stream.num_done < num) {
       if (way == 0 || !run_any(way == 1 ? nullptr : &stream)) run_towards(stream);
     }
     if (!is_lazy && draw(2) == 0)
       for (uint64_t steps = draw(12); steps > 0; --steps) run_any();
-  }
-
-  void finish(const EventState& event) {
-    while (event.happened < event.recorded)
-      if (!run_any()) cuda_on_cpu::fail("an event cannot happen");
   }
 
   void finish_all() {
@@ -222,8 +216,7 @@ class Gpu {
 
  private:
   Gpu() {
-    const char* text = std::getenv("CUDA_ON_CPU_SEED");
-    seed(text == nullptr ? 1 : std::strtoull(text, nullptr, 10));
+    seed(1);
     make_stream();
   }
 
@@ -302,7 +295,7 @@ void fail(const char* what) {
 
 uint64_t draw(uint64_t n) { return Gpu::only().draw(n); }
 
-void enqueue(cudaStream_t stream, std::function<void()> work, const std::vector<Use>& uses) {
+void enqueue(cudaStream_t stream, std::function<void()> work, const std::vector<const void*>& uses) {
   Call gpu;
   ++gpu->counts.launches;
   gpu->enqueue(gpu->stream(stream), {std::move(work)}, uses);
@@ -355,11 +348,11 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     gpu->counts.bytes_to_host += bytes;
   }
   CUstream_st& own = gpu->stream(stream);
-  std::vector<cuda_on_cpu::Use> uses{{from, false}, {to, true}};
+  std::vector<const void*> uses{from, to};
   if (source == nullptr) {  // pageable, as is a target without a block
     const auto* values = static_cast<const uint8_t*>(from);
     auto copied = std::make_shared<std::vector<uint8_t>>(values, values + bytes);
-    gpu->enqueue(own, {[=] { std::memcpy(to, copied->data(), bytes); }}, {{to, true}});
+    gpu->enqueue(own, {[=] { std::memcpy(to, copied->data(), bytes); }}, {to});
   } else {
     if (target == nullptr) uses.pop_back();
     gpu->enqueue(own, {[=] { std::memcpy(to, from, bytes); }}, uses);
@@ -371,7 +364,7 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
   if (bytes == 0) return cudaSuccess;
   Call gpu;
   ++gpu->counts.memsets;
-  gpu->enqueue(gpu->stream(stream), {[=] { std::memset(memory, value, bytes); }}, {{memory, true}});
+  gpu->enqueue(gpu->stream(stream), {[=] { std::memset(memory, value, bytes); }}, {memory});
   return cudaSuccess;
 }
 
@@ -420,24 +413,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaSuccess;
 }
 
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  Call gpu;
-  ++gpu->counts.waits;
-  gpu->finish(*event->state);
-  return cudaSuccess;
-}
-
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   Call gpu;
   const bool is_late = event->state->happened < event->state->recorded && gpu->fault != "late";
   return is_late ? cudaErrorNotReady : cudaSuccess;
-}
-
-cudaError_t cudaDeviceSynchronize() {
-  Call gpu;
-  ++gpu->counts.waits;
-  gpu->finish_all();
-  return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceCount(int* num) {

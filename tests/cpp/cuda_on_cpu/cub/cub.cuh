@@ -15,10 +15,10 @@ constexpr size_t kScratchBytes = 64;
 
 // The two phases of a call: see cpp/cuda/device.h, with_scratch.
 template <typename Work>
-cudaError_t in_phases(void* memory, size_t& bytes, std::vector<cuda_on_cpu::Use> uses, cudaStream_t stream, Work work) {
+cudaError_t in_phases(void* memory, size_t& bytes, std::vector<const void*> uses, cudaStream_t stream, Work work) {
   bytes = kScratchBytes;
   if (memory == nullptr) return cudaSuccess;
-  uses.push_back({memory, true});
+  uses.push_back(memory);
   const auto run = [=] {
     std::memset(memory, 0xcd, kScratchBytes);
     work();
@@ -30,7 +30,7 @@ cudaError_t in_phases(void* memory, size_t& bytes, std::vector<cuda_on_cpu::Use>
 struct DeviceScan {
   template <typename T>
   static cudaError_t ExclusiveSum(void* memory, size_t& bytes, const T* in, T* out, int n, cudaStream_t stream) {
-    return in_phases(memory, bytes, {{in, false}, {out, true}}, stream, [=] {
+    return in_phases(memory, bytes, {in, out}, stream, [=] {
       T sum = 0;
       for (int i = 0; i < n; ++i) {
         const T value = in[i];
@@ -42,7 +42,7 @@ struct DeviceScan {
 
   template <typename T>
   static cudaError_t InclusiveSum(void* memory, size_t& bytes, const T* in, T* out, int n, cudaStream_t stream) {
-    return in_phases(memory, bytes, {{in, false}, {out, true}}, stream, [=] { std::partial_sum(in, in + n, out); });
+    return in_phases(memory, bytes, {in, out}, stream, [=] { std::partial_sum(in, in + n, out); });
   }
 };
 
@@ -50,7 +50,7 @@ struct DeviceRadixSort {
   template <typename Key, typename Value>
   static cudaError_t SortPairs(void* memory, size_t& bytes, const Key* keys, Key* sorted, const Value* values,
                                Value* sorted_values, int n, int begin_bit, int end_bit, cudaStream_t stream) {
-    const std::vector<cuda_on_cpu::Use> uses{{keys, false}, {sorted, true}, {values, false}, {sorted_values, true}};
+    const std::vector<const void*> uses{keys, sorted, values, sorted_values};
     return in_phases(memory, bytes, uses, stream, [=] {
       const uint64_t mask = (end_bit == 64 ? 0 : uint64_t{1} << end_bit) - 1;
       const auto bits = [&](int i) { return (static_cast<uint64_t>(keys[i]) & mask) >> begin_bit; };
