@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "portable.h"
@@ -80,25 +81,45 @@ HETMPI_CLONES static inline bool is_finite(const float* values, int64_t n) {
   return true;
 }
 
-// sums (num_rows, dim) of the values[i] with rows[i] = 0, 1, ..., one after the other; zeros without any. values
-// (num_parts * m, dim), given as num_parts times m * dim numbers, `stride` apart.
+constexpr int32_t kRun = 64;  // values of a row that are added to one sum, before the next sum begins
+
+// sums (num_rows, dim) of the values[i] with rows[i] = 0, 1, ..., one after the other; zeros without any. A row with
+// more than kRun values has a sum of each kRun of them, which are added one after the other: a GPU computes them at the
+// same time (cuda/row_sums.h). values (num_parts * m, dim), given as num_parts times m * dim numbers, `stride` apart.
 inline void sum_by_row(const float* values, int64_t num_parts, int64_t m, int64_t stride, const int64_t* rows,
                        int64_t num_rows, int64_t dim, float* sums) {
   constexpr int64_t kAhead = 8;  // rows prefetched
-  std::vector<uint8_t> is_begun(num_rows, 0);
+  const int64_t n = num_parts * m;
+  std::vector<uint8_t> nums(num_rows, 0);   // of each row: values in its last sum
+  std::vector<int32_t> runs(num_rows, -1);  // of each row: the place of that sum in `later`, -1 if in sums
+  const std::unique_ptr<float[]> later(new float[n / kRun * dim]);  // (..., dim)
+  std::vector<int64_t> frequent;                                    // the rows with a sum in `later`
   for (int64_t part = 0, i = 0; part < num_parts; ++part)
     for (int64_t j = 0; j < m; ++j, ++i) {
+      const int64_t row = rows[i];
       const float* from = values + part * stride + j * dim;
-      if (i + kAhead < num_parts * m) prefetch_row(sums + rows[i + kAhead] * dim, dim);
+      if (i + kAhead < n) prefetch_row(sums + rows[i + kAhead] * dim, dim);
       prefetch_next(from, dim);
-      if (is_begun[rows[i]])
-        add(sums + rows[i] * dim, from, dim);
+      float* to = runs[row] < 0 ? sums + row * dim : later.get() + runs[row] * dim;
+      uint8_t& num = nums[row];
+      if (num == kRun) {
+        if (runs[row] < 0) {
+          runs[row] = static_cast<int32_t>(frequent.size());
+          frequent.push_back(row);
+          to = later.get() + runs[row] * dim;
+        } else {
+          add(sums + row * dim, to, dim);
+        }
+        num = 0;
+      }
+      if (num++ == 0)
+        begin_sum(to, from, dim);
       else
-        begin_sum(sums + rows[i] * dim, from, dim);
-      is_begun[rows[i]] = 1;
+        add(to, from, dim);
     }
   for (int64_t row = 0; row < num_rows; ++row)
-    if (!is_begun[row]) std::fill_n(sums + row * dim, dim, 0.0f);
+    if (nums[row] == 0) std::fill_n(sums + row * dim, dim, 0.0f);
+  for (size_t k = 0; k < frequent.size(); ++k) add(sums + frequent[k] * dim, later.get() + k * dim, dim);
 }
 
 // out[i] = values[rows[i]]: values (m, dim), rows (n), out (n, dim).

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hetmpi import _C
+
 
 class Gpu:
     """One GPU and a stream of its own."""
@@ -48,10 +50,19 @@ class Gpu:
         rows.record_stream(torch.cuda.current_stream(self.device))
         return rows
 
+    @staticmethod
+    def torchs_stream_on(device: torch.device) -> int:
+        """Torch's stream as an integer for hetmpi._C."""
+        return torch.cuda.current_stream(device).cuda_stream
+
+    @staticmethod
+    def torchs_memory(shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Uninitialised memory of a GPU, for torch's stream."""
+        return torch.empty(shape, dtype=dtype, device=device)
+
     @property
     def torchs_stream(self) -> int:
-        """Torch's stream as an integer for hetmpi._C."""
-        return torch.cuda.current_stream(self.device).cuda_stream
+        return self.torchs_stream_on(self.device)
 
     @property
     def stream(self) -> int:
@@ -64,6 +75,22 @@ class Gpu:
         sent = tensor.to(device, non_blocking=True)
         sent.record_stream(torch.cuda.current_stream(device))
         return sent
+
+    @classmethod
+    def sum_by_row(cls, values: Tensor, index: Tensor, shape: tuple[int, int], order: Tensor | None = None) -> Tensor:
+        """As _C.sum_by_row, in torch's stream: values (k, m * dim) float32, whose rows may lie apart, index (k * m,)
+        int64 below num_rows -> sums of this shape, (num_rows, dim). order: what order_of() said of the index."""
+        (num_rows, dim), n, device = shape, len(index), values.device
+        sums, later = (cls.torchs_memory((num, dim), torch.float32, device) for num in (num_rows, _C.num_later_sums(n)))
+        where = device.index or 0, cls.torchs_stream_on(device)
+        if order is None:
+            order = cls.torchs_memory(_C.row_order_size(n, num_rows), torch.int32, device)
+            scratch = cls.torchs_memory(_C.row_order_scratch(n, num_rows), torch.uint8, device)
+            _C.order_rows(index.data_ptr(), n, num_rows, order.data_ptr(), scratch.data_ptr(), *where)
+        parts = len(values), n // max(len(values), 1), values.stride(0)
+        addresses = (one.data_ptr() for one in (order, later, sums))
+        _C.sum_by_row_on_gpu(values.data_ptr(), parts, tuple(shape), *addresses, *where)
+        return sums
 
     class Later:
         """A number () that torch's stream computes, on its way to the host."""
@@ -78,6 +105,22 @@ class Gpu:
             return self._copy.item()
 
 
+def keep_order(index: Tensor, order: Tensor):
+    """Lets look_up(rows, index) know the order of the index by row, of _C.CudaUnique."""
+    index.row_order = order, index._version
+
+
+def order_of(index: Tensor) -> Tensor | None:
+    """What keep_order() was told of this index, unless it has changed since."""
+    order, version = getattr(index, "row_order", (None, None))
+    return order if version == index._version else None
+
+
 def gpu_of(device: torch.device) -> type[Gpu] | None:
     """How a device is used: as a GPU, None for the host's processors."""
     return None if device.type == "cpu" else Gpu
+
+
+def gpu_with(tensor: Tensor) -> type[Gpu] | None:
+    """That of the tensor's device."""
+    return gpu_of(tensor.device)

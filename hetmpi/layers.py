@@ -9,6 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hetmpi import _C
+from hetmpi.gpu import gpu_with, order_of
 
 LEAST_SQUARE = 1e-38  # a smaller squared modulus is 0
 WEIGHTED = "weighted "  # before the pool of a feature whose values have weights
@@ -19,9 +20,9 @@ def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """The row of each occurrence: rows (U, dim), index (...) int64 into them -> (..., dim).
 
     The gradient of a row is the sum over its occurrences, added in an order that does not depend on timing: bitwise
-    reproducible. Equal to rows.index_select(0, index.flatten()), which takes longer on the CPU (docs/results.md, "Parts
-    of a step"), but supports first derivatives only. Raises ValueError for another shape, dtype or device, on the CPU
-    IndexError for an index beyond the rows."""
+    reproducible, and of float32 with the same bits on the CPU and on a GPU. Equal to rows.index_select(0,
+    index.flatten()), which takes longer on the CPU (docs/results.md, "Parts of a step"), but supports first derivatives
+    only. Raises ValueError for another shape, dtype or device, on the CPU IndexError for an index beyond the rows."""
     if rows.dim() != 2 or index.dtype != torch.int64:
         raise ValueError(
             f"look_up: rows must be of shape (U, dim) and index int64, got {tuple(rows.shape)} and {index.dtype}"
@@ -29,7 +30,7 @@ def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     if rows.device != index.device:
         raise ValueError(f"look_up: rows on {rows.device}, index on {index.device}: they must be on one device")
     if torch.is_grad_enabled():
-        return LookUp.apply(rows, index.contiguous())
+        return LookUp.apply(rows, index.contiguous(), order_of(index))
     return rows.index_select(0, index.reshape(-1)).view(*index.shape, rows.shape[1])
 
 
@@ -37,9 +38,9 @@ class LookUp(torch.autograd.Function):
     """look_up() of a contiguous index."""
 
     @staticmethod
-    def forward(ctx, rows, index):
-        ctx.save_for_backward(index)
-        ctx.shape = rows.shape
+    def forward(ctx, rows, index, order):
+        ctx.save_for_backward(index, order)
+        ctx.shape, ctx.gpu = rows.shape, gpu_with(rows)
         found = rows.new_empty(*index.shape, rows.shape[1])
         flat, out = index.view(-1), found.view(index.numel(), rows.shape[1])
         if rows.is_cpu and rows.dtype == torch.float32 and torch.get_num_threads() == 1:
@@ -51,13 +52,17 @@ class LookUp(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grads):
-        (index,) = ctx.saved_tensors
-        if grads.is_cpu and grads.dtype == torch.float32:
-            sums = grads.new_empty(ctx.shape)
-            _C.sum_by_row(in_stretches(grads).numpy(), index.view(-1).numpy(), sums.numpy())
-            return sums, None
-        no_padding = -1  # embedding's backward sorts; index_add_ on a GPU adds in any order
-        return torch.ops.aten.embedding_dense_backward(grads, index, ctx.shape[0], no_padding, False), None
+        index, order = ctx.saved_tensors
+        if grads.dtype != torch.float32 or (ctx.gpu is not None and not _C.has_cuda):
+            no_padding = -1  # embedding's backward sorts; index_add_ on a GPU adds in any order
+            sums = torch.ops.aten.embedding_dense_backward(grads, index, ctx.shape[0], no_padding, False)
+            return sums, None, None
+        values, index = in_stretches(grads), index.view(-1)
+        if ctx.gpu is not None:
+            return ctx.gpu.sum_by_row(values, index, ctx.shape, order), None, None
+        sums = grads.new_empty(ctx.shape)
+        _C.sum_by_row(values.numpy(), index.numpy(), sums.numpy())
+        return sums, None, None
 
 
 def in_stretches(grads: torch.Tensor) -> torch.Tensor:

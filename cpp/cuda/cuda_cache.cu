@@ -363,7 +363,6 @@ __global__ void tick_kernel(Lines lines, const int64_t* slots, int64_t n, uint8_
   count(&counted->opened, opens);
 }
 
-__device__ float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 __device__ float4 minus(float4 a, float step, float4 b) {
   return {a.x - step * b.x, a.y - step * b.y, a.z - step * b.z, a.w - step * b.w};
 }
@@ -526,17 +525,6 @@ __global__ void push_directly_kernel(RowOptimizer optimizer, int32_t step, const
   out.counts[at[i]] = 1;
   out.steps[at[i]] = {step, step};
 }
-
-// Calls call(std::integral_constant<int, kTile>) with the number of lanes for a row of `quads` times 16 bytes.
-template <typename Call>
-void with_tile(int64_t quads, Call call) {
-  if (quads > 16) return call(std::integral_constant<int, 32>());
-  if (quads > 8) return call(std::integral_constant<int, 16>());
-  if (quads > 4) return call(std::integral_constant<int, 8>());
-  call(std::integral_constant<int, 4>());
-}
-
-bool is_quad_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % sizeof(float4) == 0; }
 
 cudaStream_t on(Stream stream) { return static_cast<cudaStream_t>(stream); }
 

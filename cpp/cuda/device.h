@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace hetmpi {
 
@@ -33,6 +34,21 @@ void launch(void (*kernel)(Parameters...), int64_t threads, cudaStream_t stream,
 }
 
 __device__ inline int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+__device__ inline float plus(float a, float b) { return a + b; }
+__device__ inline float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
+// Calls call(std::integral_constant<int, kTile>) with the number of lanes for a row of `num` values, 4 to
+// 32.
+template <typename Call>
+void with_tile(int64_t num, Call call) {
+  if (num > 16) return call(std::integral_constant<int, 32>());
+  if (num > 8) return call(std::integral_constant<int, 16>());
+  if (num > 4) return call(std::integral_constant<int, 8>());
+  call(std::integral_constant<int, 4>());
+}
+
+inline bool is_quad_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % sizeof(float4) == 0; }
 
 // Makes a GPU the current device of this thread during its lifetime.
 class OnDevice {

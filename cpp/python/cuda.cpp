@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include "cuda/cuda_cache.h"
 #include "cuda/cuda_unique.h"
 #include "cuda/gpu_lines.h"
+#include "cuda/row_sums.h"
 #include "owner/row_optimizer.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
@@ -71,11 +73,36 @@ void bind_cuda(py::module_& m) {
       .def(py::init<int>(), "device"_a = 0)
       .def(
           "unique",
-          [](CudaUnique& of, Address ids, int64_t n, int64_t limit, Address keys, Address index, Address stream) {
-            return of.unique(at<const int64_t>(ids), n, limit, at<int64_t>(keys), at<int64_t>(index), at<void>(stream));
+          [](CudaUnique& of, Address ids, int64_t n, int64_t limit, Address keys, Address index, Address order,
+             Address stream) {
+            return of.unique(at<const int64_t>(ids), n, limit, at<int64_t>(keys), at<int64_t>(index),
+                             at<int32_t>(order), at<void>(stream));
           },
-          "ids"_a, "n"_a, "limit"_a, "keys"_a, "index"_a, "stream"_a, WithoutGil(),
-          "ids (n,) int64 below limit -> keys (n,), of which it returns how many it fills, index (n,); as _C.unique.");
+          "ids"_a, "n"_a, "limit"_a, "keys"_a, "index"_a, "order"_a, "stream"_a, WithoutGil(),
+          "ids (n,) int64 below limit -> keys (n,), of which it returns how many it fills, index (n,), as _C.unique, "
+          "and "
+          "the order of the ids by key (row_order_size(n, n),) int32.");
+  m.def("row_order_size", &RowOrder::size, "n"_a, "num_rows"_a, "Of an order of n occurrences by row, in numbers.");
+  m.def("row_order_scratch", &scratch_bytes, "n"_a, "num_rows"_a, "Bytes that order_rows needs.");
+  m.def("num_later_sums", &RowOrder::num_windows, "n"_a, "Rows of `later` in sum_by_row_on_gpu.");
+  m.def(
+      "order_rows",
+      [](Address rows, int64_t n, int64_t num_rows, Address order, Address scratch, int device, Address stream) {
+        order_rows(at<const int64_t>(rows), n, num_rows, RowOrder(at<int32_t>(order), n), at<void>(scratch), device,
+                   at<void>(stream));
+      },
+      WithoutGil(), "rows (n,) int64 below num_rows -> order (row_order_size(n, num_rows),) int32.");
+  m.def(
+      "sum_by_row_on_gpu",
+      [](Address values, std::array<int64_t, 3> parts, std::array<int64_t, 2> shape, Address order, Address later,
+         Address sums, int device, Address stream) {
+        const auto [num_parts, of_part, stride] = parts;
+        const RowOrder by_row(at<int32_t>(order), num_parts * of_part);
+        sum_by_row_on_gpu(at<const float>(values), num_parts, of_part, stride, by_row, shape[0], shape[1],
+                          at<float>(later), at<float>(sums), device, at<void>(stream));
+      },
+      "values"_a, "parts"_a, "shape"_a, "order"_a, "later"_a, "sums"_a, "device"_a, "stream"_a, WithoutGil(),
+      "parts: number, values in each, numbers from one to the next; shape: of sums. later: scratch memory.");
   py::class_<PyGpuLines, Lines>(m, "GpuLines", "Lines in a GPU's memory (cpp/cuda/gpu_lines.h).")
       .def(py::init<int64_t, const RowOptimizer&, const std::string&, const std::string&, py::object>(),
            "capacity_rows"_a, "rule"_a, "policy"_a, "rows"_a, "gpu"_a, "gpu: a hetmpi.gpu.Gpu.")

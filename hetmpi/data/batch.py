@@ -15,7 +15,7 @@ from torch import Tensor
 from hetmpi import _C
 from hetmpi.data.features import TABLE, Feature
 from hetmpi.errors import UserError
-from hetmpi.gpu import gpu_of
+from hetmpi.gpu import gpu_of, keep_order, order_of
 
 OPTIONAL = "teacher", "group", "weight"  # of samples
 NO_GROUP = -1  # of a sample that is in no group
@@ -138,6 +138,9 @@ class Batch:
         index, dense, label, *bags = (
             to_device(part, device) for part in (self.index, self.dense, self.label, *sum(self.bags, ()))
         )
+        order = order_of(self.index)
+        if order is not None:
+            keep_order(index, to_device(order, device))
         weight = None if self.weight is None else to_device(self.weight, device)
         bags = tuple(zip(bags[::2], bags[1::2]))
         bag_weights = tuple(one if one is None else to_device(one, device) for one in self.bag_weights)

@@ -7,7 +7,7 @@ import torch
 from hetmpi import _C
 from hetmpi.data.batch import Batch, Samples, check_samples
 from hetmpi.data.features import TABLE
-from hetmpi.gpu import Gpu, gpu_of
+from hetmpi.gpu import Gpu, gpu_of, keep_order
 
 
 class Workspace:
@@ -42,9 +42,14 @@ class GpuBatches:
     def _made(self, samples: Samples, gpu: Gpu, core: _C.CudaUnique) -> Batch:
         gpu.use_in_this_thread()
         ids, dense, label = map(gpu.sent, (samples.ids.reshape(-1), samples.dense, samples.label))
-        keys, index = (gpu.empty(len(ids), torch.int64) for _ in range(2))
-        num = core.unique(ids.data_ptr(), len(ids), self.num_rows, keys.data_ptr(), index.data_ptr(), gpu.stream)
+        n = len(ids)
+        keys, index = (gpu.empty(n, torch.int64) for _ in range(2))
+        order = gpu.empty(_C.row_order_size(n, n), torch.int32)
+        addresses = (one.data_ptr() for one in (keys, index, order))
+        num = core.unique(ids.data_ptr(), n, self.num_rows, *addresses, gpu.stream)
+        index = index.view(samples.ids.shape)
+        keep_order(index, order)
         on_host = gpu.fetched(keys[:num])
         _C.note_distinct(on_host.numpy())
         teacher, weight = (None if one is None else torch.from_numpy(one) for one in (samples.teacher, samples.weight))
-        return Batch({TABLE: on_host}, index.view(samples.ids.shape), dense, label, teacher, weight=weight)
+        return Batch({TABLE: on_host}, index, dense, label, teacher, weight=weight)

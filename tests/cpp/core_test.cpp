@@ -698,6 +698,23 @@ void rows_are_added_in_order(uint64_t seed) {
   }
 }
 
+void sums_of_frequent_rows_have_runs(uint64_t seed) {
+  Random random(seed);
+  for (const int64_t n : {kRun, kRun + 1, 2 * kRun, 2 * kRun + 1, 20 * kRun + 7}) {
+    const Ints rows(n, 0);
+    Floats values(n);
+    for (float& value : values) value = static_cast<float>(pick(random, 1 << 20)) / 3;
+    float expected = 0, sum = -1;
+    for (int64_t begin = 0; begin < n; begin += kRun) {
+      float of_run = 0;
+      for (int64_t i = begin; i < std::min(begin + kRun, n); ++i) of_run += values[i];
+      expected += of_run;
+    }
+    sum_by_row(values.data(), 1, n, 0, rows.data(), 1, 1, &sum);
+    CHECK(sum == expected);
+  }
+}
+
 void sums_of_squares_are_never_negative(uint64_t seed) {
   Random random(seed);
   for (const char* rule : {"adagrad", "rowwise_adagrad", "adam", "ftrl"}) {
@@ -2335,6 +2352,7 @@ void run_all(uint64_t seed) {
   RUN(clocks_are_told_of_lines_that_are_young);
   RUN(numbers_of_16_bits_are_rounded_right);
   RUN(rows_are_added_in_order);
+  RUN(sums_of_frequent_rows_have_runs);
   RUN(sums_of_squares_are_never_negative);
   RUN(rows_pass_a_ring_in_order_and_once);
   RUN(ring_refuses_capacities_too_small_or_not_aligned);

@@ -1,5 +1,6 @@
 // CudaRowCache compared with RowCache over random streams of calls: slots, rows, clocks, pushed sums, counts and lags,
-// bit for bit. And CudaUnique compared with a search. Built with nvcc it runs on the GPU, with tests/cpp/cuda_on_cpu
+// bit for bit. And CudaUnique compared with a search, and sums
+// by row with the CPU's. Built with nvcc it runs on the GPU, with tests/cpp/cuda_on_cpu
 // first in the include path on the CPU. Exit code 0 if all holds, otherwise 1 with the failure on stderr.
 //
 //   cuda_cache_test [SEED [STREAMS]]   default 1 60
@@ -18,6 +19,7 @@
 
 #include "cache/row_cache.h"
 #include "cuda/cuda_unique.h"
+#include "cuda/row_sums.h"
 
 namespace hetmpi {
 namespace {
@@ -314,6 +316,37 @@ class Both {
   int64_t num_stale_ = 0, num_evicted_ = 0;
 };
 
+// Sums by row of random values, in parts, with the bits of the CPU. of_order: of the index.
+void check_sums(Random& random, const Ints& index, int64_t num_rows, const OnGpu<int32_t>& of_order) {
+  const int64_t n = index.size(), dim = one_of<int64_t>(random, {1, 4, 5, 12, 64, 132});
+  const int64_t of_part = n % 8 == 0 ? one_of<int64_t>(random, {1, 8}) : std::max<int64_t>(n, 1);
+  const int64_t num_parts = n / of_part, stride = of_part * dim + pick(random, 6);
+  Floats values(num_parts * stride, std::nanf(""));
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t d = 0; d < dim; ++d)
+      values[i / of_part * stride + i % of_part * dim + d] =
+          static_cast<float>(pick(random, 1 << 20)) / 3 - static_cast<float>(1 << 18);
+  Floats expected(num_rows * dim, 7);
+  sum_by_row(values.data(), num_parts, of_part, stride, index.data(), num_rows, dim, expected.data());
+  const OnGpu value(values), later(Floats(RowOrder::num_windows(n) * dim, 7)), sums(Floats(num_rows * dim, 7));
+  sum_by_row_on_gpu(value.get(), num_parts, of_part, stride, RowOrder(of_order.get(), n), num_rows, dim, later.get(),
+                    sums.get(), 0, nullptr);
+  CHECK(same_bits(sums.back(), expected));
+}
+
+void check_order(Random& random) {
+  for (const int64_t n : {0, 1, 64, 65, 128, 129, 4'000}) {
+    const int64_t num_rows = one_of<int64_t>(random, {1, 2, 3, 60, 5'000});
+    Ints index(n);
+    for (int64_t& row : index) row = pick(random, 1 + pick(random, num_rows));  // the first rows are frequent
+    const OnGpu rows(index);
+    const OnGpu order(Clocks(RowOrder::size(n, num_rows), 7));
+    const OnGpu scratch(Bytes(scratch_bytes(n, num_rows)));
+    order_rows(rows.get(), n, num_rows, RowOrder(order.get(), n), scratch.get(), 0, nullptr);
+    check_sums(random, index, num_rows, order);
+  }
+}
+
 void check_unique(Random& random) {
   CudaUnique on_gpu;
   for (const int64_t n : {0, 1, 31, 5'000, 3, 800}) {
@@ -325,7 +358,10 @@ void check_unique(Random& random) {
       if (index[i] == static_cast<int64_t>(keys.size())) keys.push_back(ids[i]);
     }
     const OnGpu id(ids), key(Ints(n, 7)), at(Ints(n, 7));
-    CHECK(on_gpu.unique(id.get(), n, limit, key.get(), at.get(), nullptr) == static_cast<int64_t>(keys.size()));
+    const OnGpu order(Clocks(RowOrder::size(n, n), 7));
+    CHECK(on_gpu.unique(id.get(), n, limit, key.get(), at.get(), order.get(), nullptr) ==
+          static_cast<int64_t>(keys.size()));
+    check_sums(random, index, keys.size(), order);
     keys.resize(n, 7);
     CHECK(same_bits(key.back(), keys) && same_bits(at.back(), index));
   }
@@ -342,6 +378,7 @@ void run_all(uint64_t seed, int streams) {
   current_case = "seed " + std::to_string(seed) + ", unique keys";
   Random more(seed);
   check_unique(more);
+  check_order(more);
   current_case = "seed " + std::to_string(seed) + ", more slots than are handed out at a time";
   Random random(seed);
   Both both(random, 70'000, 300);

@@ -11,6 +11,7 @@ from hetmpi.data import gpu_batch
 from hetmpi.data.batch import Samples, to_batch
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.gpu import gpu_of
+from hetmpi.layers import look_up
 
 DEVICE = torch.device("cpu", 0) if gpu_of(torch.device("cuda", 0)).__name__ == "GpuOnCpu" else torch.device("cuda", 0)
 NUM_ROWS = 1000
@@ -30,6 +31,31 @@ def test_batches_are_those_of_the_cpu():
         expected, found = to_batch(drawn(seed)), make(drawn(seed)).on(DEVICE)
         assert torch.equal(expected.keys["table"], found.keys["table"])
         assert torch.equal(expected.index, found.index.cpu())
+
+
+@pytest.mark.parametrize("dim", [1, 6, 128])
+@pytest.mark.parametrize("of", ["batch", "columns", "changed"])
+def test_gradients_have_the_bits_of_the_cpu(monkeypatch, dim, of):
+    """of: what is looked up. Only the batch's index itself has an order; the sums are right without one, too."""
+    gpu, orders = gpu_of(DEVICE), []
+    sum_by_row = gpu.sum_by_row
+    monkeypatch.setattr(
+        gpu, "sum_by_row", lambda *arguments: orders.append(arguments[3] is not None) or sum_by_row(*arguments)
+    )
+    batch = GpuBatches(DEVICE, NUM_ROWS)(drawn(3, 3000)).on(DEVICE)  # a row occurs more than 64 times
+    index, num_rows = batch.index, len(batch.keys["table"])
+    if of == "columns":
+        index = index[:, 1:3]
+    elif of == "changed":
+        index[:, 1] = index[:, 0]
+    generator = torch.Generator().manual_seed(0)
+    rows, grads = (torch.randn(*shape, dim, generator=generator) for shape in ((num_rows,), index.shape))
+    rows_on_gpu = gpu.torchs_memory(rows.shape, rows.dtype, DEVICE).copy_(rows).requires_grad_()
+    look_up(rows_on_gpu, index).backward(grads.to(DEVICE))
+    expected = np.empty((num_rows, dim), np.float32)
+    _C.sum_by_row(grads.view(1, -1).numpy(), index.cpu().reshape(-1).numpy(), expected)
+    assert np.array_equal(expected, rows_on_gpu.grad.cpu().numpy())
+    assert orders == [of == "batch"]
 
 
 def test_threads_that_come_and_go_share_streams(monkeypatch):

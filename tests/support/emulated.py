@@ -25,6 +25,12 @@ def gpu_of(device):
     from gpu_on_cpu import GpuOnCpu
 
     return None if device.index is None else GpuOnCpu
+
+
+def gpu_with(tensor):
+    from gpu_on_cpu import GpuOnCpu, is_on_gpu
+
+    return GpuOnCpu if is_on_gpu(tensor) else None
 """,
     "run/device.py": """
 

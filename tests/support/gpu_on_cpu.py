@@ -123,6 +123,10 @@ def bytes_of(shape, dtype: torch.dtype) -> int:
     return max(1, int(np.prod(shape)) * dtype.itemsize)
 
 
+def is_on_gpu(tensor: torch.Tensor) -> bool:
+    return CUDA.kind(tensor.data_ptr()) == DEVICE
+
+
 def on_gpu(stream: int, shape, dtype: torch.dtype) -> torch.Tensor:
     """Memory of torch's allocator, for a stream."""
     shape = (shape,) if isinstance(shape, int) else shape
@@ -153,7 +157,7 @@ def read_by_torch(tensor: torch.Tensor):
 class GpuOnCpu(Gpu):
     """See above. Tensors on it are on torch's CPU."""
 
-    index, torchs_stream = 0, TORCH
+    index = 0
 
     def __init__(self, device: torch.device | None = None):
         self.device, self._own, self._sent = torch.device("cpu"), CUDA.stream(), []
@@ -198,10 +202,25 @@ class GpuOnCpu(Gpu):
 
     @classmethod
     def used_by_torch(cls, tensor, device):
-        if CUDA.kind(tensor.data_ptr()) == DEVICE:
+        if is_on_gpu(tensor):
             cls._record(tensor)
             read_by_torch(tensor)
         return tensor
+
+    @staticmethod
+    def torchs_stream_on(device):
+        return TORCH
+
+    @staticmethod
+    def torchs_memory(shape, dtype, device):
+        return on_gpu(TORCH, shape, dtype)
+
+    @classmethod
+    @OUTSIDE
+    def sum_by_row(cls, values, index, shape, order=None):
+        sums = super().sum_by_row(late(values), late(index), shape, order)
+        CUDA.cuda_on_cpu_run(TORCH)
+        return sums
 
     class Later:
         def __init__(self, number):
