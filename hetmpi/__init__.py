@@ -38,6 +38,7 @@ PLACES = {  # public name -> the module that defines it
     "Staleness": "table.staleness",
     "CacheSettings": "table.cache",
     "FileStore": "owner.row_files",
+    "GpuStore": "owner.gpu_rows",
     "look_up": "layers",
     "World": "world.world",
     "launch": "world.launch",

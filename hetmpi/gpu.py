@@ -60,6 +60,20 @@ class Gpu:
         """Uninitialised memory of a GPU, for torch's stream."""
         return torch.empty(shape, dtype=dtype, device=device)
 
+    def torchs_rows(self, num: int, dim: int) -> Tensor:
+        return self.torchs_memory((num, dim), torch.float32, self.device)
+
+    @staticmethod
+    def finish(device: torch.device):
+        """Waits until a GPU has done all that it was given."""
+        torch.cuda.synchronize(device)
+
+    @staticmethod
+    def free_bytes(device: torch.device) -> int:
+        """Memory that torch can take of a GPU."""
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserved
+
     @property
     def torchs_stream(self) -> int:
         return self.torchs_stream_on(self.device)

@@ -51,21 +51,28 @@ def worlds_are_freed(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def rows_on_disk(monkeypatch):
-    """With HETMPI_TEST_STORE=FOLDER the rows of all tables are in files there, a hundredth of them in memory."""
+def rows_elsewhere(monkeypatch):
+    """With HETMPI_TEST_STORE=FOLDER the rows of all tables are in files there, a hundredth of them in memory; with
+    HETMPI_TEST_STORE=gpu those of exact tables are on the emulated GPU (support/emulated.py)."""
     folder = os.environ.get("HETMPI_TEST_STORE")
     if folder is None:
         return
     from support.stores import HundredthStore
 
+    from hetmpi.owner.gpu_rows import GpuStore
+    from hetmpi.table.staleness import Staleness
     from hetmpi.table.table import EmbeddingTable
 
     make = EmbeddingTable.__init__
 
-    def make_on_disk(self, *args, **kwargs):
-        make(self, *args, **{"store": HundredthStore(folder, 0), **kwargs})
+    def make_elsewhere(self, *args, **kwargs):
+        if folder != "gpu":
+            kwargs = {"store": HundredthStore(folder, 0), **kwargs}
+        elif kwargs.get("staleness", Staleness(0)).is_exact:
+            kwargs |= {"store": GpuStore(), "device": "cpu:0"}
+        make(self, *args, **kwargs)
 
-    monkeypatch.setattr(EmbeddingTable, "__init__", make_on_disk)
+    monkeypatch.setattr(EmbeddingTable, "__init__", make_elsewhere)
 
 
 @pytest.fixture

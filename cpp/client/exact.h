@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "client/client.h"
+#include "client/device_rows.h"
 #include "owner/step_reducer.h"
 
 namespace hetmpi {
@@ -39,14 +40,16 @@ class ExactClient {
   using Clients = std::vector<ExactClient*>;
   using Rate = std::function<double(int64_t step)>;  // learning rate of a step, counted from 0
 
-  ExactClient(Table table, StepReducer reducer, const RowOptimizer& rule, Rate rate)
-      : table_(std::move(table)), reducer_(std::move(reducer)), rule_(rule), rate_(std::move(rate)) {}
+  // device: has the rows of a table of one rank; null: owners have them, in host memory.
+  ExactClient(Table table, StepReducer reducer, const RowOptimizer& rule, Rate rate, DeviceRows* device = nullptr)
+      : table_(std::move(table)), reducer_(std::move(reducer)), rule_(rule), rate_(std::move(rate)), device_(device) {}
 
   const Table& table() const { return table_; }
   int64_t step() const { return step_; }  // steps written and settled
   void resume_at(int64_t step) { step_ = step; }
   bool is_written() const { return is_written_; }  // a write is not settled yet
   size_t num_ahead() const { return ahead_.size(); }
+  bool has_device_rows() const { return device_ != nullptr; }
 
   // keys -> rows of each table.
   static std::vector<ModelRows> read(const Clients& clients, const std::vector<KeysOfCall>& keys) {
@@ -70,14 +73,17 @@ class ExactClient {
     apply_written(clients);
     const InPart fetch(spans, kFetch);
     std::vector<Buffer<float>> rows;
-    for (size_t i = 0; i < n; ++i) rows.push_back(clients[i]->read_node(*keys[i]));
+    for (size_t i = 0; i < n; ++i)
+      rows.push_back(clients[i]->device_ ? Buffer<float>() : clients[i]->read_node(*keys[i]));
     std::vector<ModelRows> delivered;
     for (size_t i = 0; i < n; ++i) {
       if (requests[i]) {
         exchange.receive(requests[i]->round());
         requests[i]->place({rows[i].data()});
       }
-      delivered.push_back(clients[i]->table_.lines->rows({}, rows[i], keys[i]->size()));
+      DeviceRows* device = clients[i]->device_;
+      delivered.push_back(device ? device->read(keys[i])
+                                 : clients[i]->table_.lines->rows({}, rows[i], keys[i]->size()));
     }
     return delivered;
   }
@@ -101,14 +107,15 @@ class ExactClient {
           "EmbeddingTable.write: this step is written already: read or flush before the next write");
   }
 
-  // grads: (n, dim) in host memory.
-  static void write(const Clients& clients, const std::vector<KeysOfCall>& keys,
-                    const std::vector<Buffer<float>>& grads) {
+  // grads: (n, dim), finite and in host memory, or where the device's rows are.
+  static void write(const Clients& clients, const std::vector<KeysOfCall>& keys, const std::vector<ModelRows>& grads) {
     Spans& spans = *clients.at(0)->table_.spans;
     Exchange& exchange = clients[0]->exchange();
     const bool is_one_node = clients[0]->table_.channel->is_one_node();
     {
       const InPart push(spans, kPush);
+      for (const ExactClient* client : clients)
+        if (client->device_) client->device_->check();
       std::vector<Push> pushes;
       for (size_t i = 0; i < clients.size(); ++i) pushes.push_back(clients[i]->begin_step(keys.at(i), grads.at(i)));
       if (!is_one_node) {
@@ -117,7 +124,7 @@ class ExactClient {
         exchange.post(posted);
       }
       for (size_t i = 0; i < clients.size(); ++i) {
-        send_on_node(clients[i]->table_, pushes[i]);
+        if (!clients[i]->device_) send_on_node(clients[i]->table_, pushes[i]);
         clients[i]->table_.counters->pushed += keys[i]->size();
       }
     }
@@ -145,6 +152,7 @@ class ExactClient {
   // they are read.
   void receive_all() {
     const InPart drain(*table_.spans, kDrain);
+    if (device_) device_->check();
     exchange().receive_all();
     for (Announced& batch : ahead_) batch.request = nullptr;
   }
@@ -157,7 +165,10 @@ class ExactClient {
   void peek(const Keys& keys, float* out) const {
     if (is_written_)
       throw std::runtime_error("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first");
-    hetmpi::peek(table_, keys, step_, out);
+    if (device_)
+      device_->copy(keys, out);
+    else
+      hetmpi::peek(table_, keys, step_, out);
   }
 
  private:
@@ -169,7 +180,7 @@ class ExactClient {
   // The gradients of a step.
   struct Gradients {
     KeysOfCall keys;
-    Buffer<float> grads;
+    ModelRows grads;
   };
 
   Exchange& exchange() const { return *table_.channel->exchange; }
@@ -205,14 +216,20 @@ class ExactClient {
     return rows;
   }
 
-  // Begins a step with this rank's gradients. Returns what the owners get.
-  Push begin_step(const KeysOfCall& keys, const Buffer<float>& grads) {
+  // Begins a step with this rank's gradients. Returns what the owners get; without owners the step is applied.
+  Push begin_step(const KeysOfCall& keys, const ModelRows& grads) {
+    if (device_) {
+      rule_.set_step(rate_(step_), step_ + 1);
+      device_->apply(keys, grads, rule_);
+      is_written_ = true;
+      return {};
+    }
     const RouteView route = keys->route->view();
     open_ = std::make_shared<const Gradients>(Gradients{keys, grads});
     // Between nodes they are applied after the call, when the caller may have changed the gradients.
-    reducer_.begin(step_, route, grads.data(), !table_.channel->is_one_node());
+    reducer_.begin(step_, route, grads.at, !table_.channel->is_one_node());
     is_written_ = true;
-    return {step_, route, {route.keys, nullptr, nullptr, nullptr, grads.data()}, true, open_};
+    return {step_, route, {route.keys, nullptr, nullptr, nullptr, grads.at}, true, open_};
   }
 
   // Gradients for other nodes, with the request of the batch that is announced to be read next.
@@ -249,6 +266,7 @@ class ExactClient {
   StepReducer reducer_;
   RowOptimizer rule_;
   Rate rate_;
+  DeviceRows* device_;
   int64_t step_ = 0;
   bool is_written_ = false;
   std::deque<Announced> ahead_;

@@ -12,8 +12,7 @@
 namespace hetmpi {
 namespace {
 
-constexpr unsigned kAll = 0xffffffffu;  // lanes of a warp
-constexpr int kLeastCapability = 8;     // setup.py compiles for it and later ones
+constexpr int kLeastCapability = 8;  // setup.py compiles for it and later ones
 using Counter = unsigned long long;
 
 struct Line {
@@ -71,39 +70,11 @@ struct Told {
   int64_t num_flagged, num_evicted;
 };
 
-__device__ int64_t warp_number() { return thread_number() / kWarp; }
-__device__ int lane_number() { return threadIdx.x % kWarp; }
-
 // Adds the number of lanes with `is_so`. REQUIRES: all lanes of the warp call it.
 __device__ void count(Counter* counter, bool is_so) {
   const unsigned lanes = __ballot_sync(kAll, is_so);
   if (lane_number() == 0 && lanes != 0) atomicAdd(counter, static_cast<Counter>(__popc(lanes)));
 }
-
-// Iteration of a warp over the numbers of a row (owner/row_optimizer.h, Serially). REQUIRES: all lanes make the same
-// calls.
-struct Together {
-  int lane;
-
-  template <typename Work>
-  __device__ void each(int64_t n, Work work) const {
-    for (int64_t d = lane; d < n; d += kWarp) work(d);
-  }
-
-  // place: all lanes have finished reading it.
-  __device__ void set(float* place, float value) const {
-    __syncwarp();
-    if (lane == 0) *place = value;
-  }
-
-  template <typename Value>
-  __device__ float sum(int64_t n, Value value) const {
-    float part = 0;
-    for (int64_t d = lane; d < n; d += kWarp) part += value(d);
-    for (int half = kWarp / 2; half > 0; half /= 2) part += __shfl_down_sync(kAll, part, half);
-    return __shfl_sync(kAll, part, 0);
-  }
-};
 
 // Copies from (n) to to (n) with a warp, 16 bytes at a time if both are aligned.
 __device__ void copy(float* to, const float* from, int64_t n, int lane) {

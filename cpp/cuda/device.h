@@ -35,6 +35,36 @@ void launch(void (*kernel)(Parameters...), int64_t threads, cudaStream_t stream,
 
 __device__ inline int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
+__device__ inline int64_t warp_number() { return thread_number() / kWarp; }
+__device__ inline int lane_number() { return threadIdx.x % kWarp; }
+
+constexpr unsigned kAll = 0xffffffffu;  // lanes of a warp
+
+// Iteration of a warp over the numbers of a row (owner/row_optimizer.h, Serially). REQUIRES: all lanes make the same
+// calls.
+struct Together {
+  int lane;
+
+  template <typename Work>
+  __device__ void each(int64_t n, Work work) const {
+    for (int64_t d = lane; d < n; d += kWarp) work(d);
+  }
+
+  // place: all lanes have finished reading it.
+  __device__ void set(float* place, float value) const {
+    __syncwarp();
+    if (lane == 0) *place = value;
+  }
+
+  template <typename Value>
+  __device__ float sum(int64_t n, Value value) const {
+    float part = 0;
+    for (int64_t d = lane; d < n; d += kWarp) part += value(d);
+    for (int half = kWarp / 2; half > 0; half /= 2) part += __shfl_down_sync(kAll, part, half);
+    return __shfl_sync(kAll, part, 0);
+  }
+};
+
 __device__ inline float plus(float a, float b) { return a + b; }
 __device__ inline float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 

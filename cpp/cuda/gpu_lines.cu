@@ -3,13 +3,12 @@
 #include "cuda/gpu_lines.h"
 
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "cuda/device.h"
+#include "cuda/events.h"
 
 namespace hetmpi {
 namespace {
@@ -64,67 +63,6 @@ class GpuLines::Pinned : public std::enable_shared_from_this<GpuLines::Pinned> {
   std::map<int64_t, std::vector<void*>> free_;
 };
 
-// Events of the lines' stream, in their order, each with the buffers that kernels before it use.
-class GpuLines::Events {
- public:
-  explicit Events(int device) : device_(device) {}
-
-  ~Events() {
-    for (const cudaEvent_t event : free_) cudaEventDestroy(event);
-    for (const auto& [event, kept] : recorded_) cudaEventDestroy(event);
-  }
-
-  void keep(const std::shared_ptr<void>& memory) { kept_.push_back(memory); }
-
-  // Makes `taker` wait for what `maker` was given so far. is_own: whether that is the lines' stream.
-  void hand_over(cudaStream_t maker, cudaStream_t taker, bool is_own) {
-    const cudaEvent_t event = make();
-    HETMPI_CHECK(cudaEventRecord(event, maker));
-    HETMPI_CHECK(cudaStreamWaitEvent(taker, event, 0));
-    if (is_own)
-      recorded_.emplace_back(event, std::exchange(kept_, {}));
-    else
-      free_.push_back(event);  // a stream waits for what the event was when it was told to
-  }
-
-  // Lets go of the buffers of kernels that have run.
-  void collect() {
-    for (; !recorded_.empty(); recorded_.pop_front()) {
-      const cudaError_t error = cudaEventQuery(recorded_.front().first);
-      if (error == cudaErrorNotReady) {
-        cudaGetLastError();  // clears it
-        break;
-      }
-      HETMPI_CHECK(error);
-      free_.push_back(recorded_.front().first);
-    }
-  }
-
-  // All kernels of the lines' stream have run.
-  void collect_all() {
-    for (; !recorded_.empty(); recorded_.pop_front()) free_.push_back(recorded_.front().first);
-    kept_.clear();
-  }
-
- private:
-  cudaEvent_t make() {
-    cudaEvent_t event;
-    if (free_.empty()) {
-      const OnDevice here(device_);
-      HETMPI_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    } else {
-      event = free_.back();
-      free_.pop_back();
-    }
-    return event;
-  }
-
-  int device_;
-  std::vector<cudaEvent_t> free_;
-  std::deque<std::pair<cudaEvent_t, std::vector<std::shared_ptr<void>>>> recorded_;
-  std::vector<std::shared_ptr<void>> kept_;  // of kernels after the last event
-};
-
 GpuLines::GpuLines(int64_t capacity_rows, const RowOptimizer& rule, Policy policy, RowType type, int device,
                    Stream stream, Model model)
     : Lines({Shape(capacity_rows).capacity_rows(), rule.dim(), rule.preview_dim(), rule.sum_dim(), true}),
@@ -132,7 +70,7 @@ GpuLines::GpuLines(int64_t capacity_rows, const RowOptimizer& rule, Policy polic
       stream_(stream),
       model_(std::move(model)),
       pinned_(std::make_shared<Pinned>(device)),
-      events_(std::make_unique<Events>(device)) {
+      events_(std::make_unique<StreamEvents>(device)) {
   const OnDevice here(device);
   cudaStream_t asking;
   HETMPI_CHECK(cudaStreamCreateWithFlags(&asking, cudaStreamNonBlocking));

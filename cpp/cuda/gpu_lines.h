@@ -17,6 +17,8 @@
 
 namespace hetmpi {
 
+class StreamEvents;
+
 class GpuLines : public Lines {
  public:
   // The model on the same GPU.
@@ -61,7 +63,6 @@ class GpuLines : public Lines {
   std::shared_ptr<ReleasedSums> take() override;
 
  private:
-  class Events;
   class Pinned;
 
   void hand_over(Stream maker, Stream taker);
@@ -75,7 +76,7 @@ class GpuLines : public Lines {
   Stream asking_ = nullptr;
   Model model_;
   std::shared_ptr<Pinned> pinned_;
-  std::unique_ptr<Events> events_;
+  std::unique_ptr<StreamEvents> events_;
   bool has_drift_ = false;
 };
 

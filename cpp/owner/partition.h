@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "key_index.h"
+#include "portable.h"
 
 namespace hetmpi {
 
@@ -34,7 +35,7 @@ class Partition {
   }
 
   int64_t size() const { return size_; }
-  int64_t num_rows() const { return num_rows_; }
+  HETMPI_SHARED int64_t num_rows() const { return num_rows_; }
 
   // Rows of a rank's shard.
   int64_t num_local_rows(int64_t rank) const {
@@ -42,7 +43,7 @@ class Partition {
   }
 
   // REQUIRES: 0 <= key < num_rows.
-  Place locate(int64_t key) const {
+  HETMPI_SHARED Place locate(int64_t key) const {
     if (kind_ == Kind::kRange) {
       const auto owner = static_cast<int64_t>((static_cast<__int128>(key + 1) * size_ - 1) / num_rows_);
       return {owner, key - first_of(owner)};
@@ -63,7 +64,7 @@ class Partition {
   enum class Kind { kRoundRobin, kRange, kHash };
 
   // place / size_; 32 bits are divided faster than 64.
-  int64_t divided(int64_t place) const {
+  HETMPI_SHARED int64_t divided(int64_t place) const {
     return (place | size_) >> 32 == 0 ? static_cast<uint32_t>(place) / static_cast<uint32_t>(size_) : place / size_;
   }
 
@@ -76,10 +77,12 @@ class Partition {
     throw std::invalid_argument("table.partition must be one of round_robin, range, hash, got " + kind);
   }
 
-  int64_t first_of(int64_t rank) const { return static_cast<int64_t>(static_cast<__int128>(rank) * num_rows_ / size_); }
+  HETMPI_SHARED int64_t first_of(int64_t rank) const {
+    return static_cast<int64_t>(static_cast<__int128>(rank) * num_rows_ / size_);
+  }
 
   template <bool kInverse>
-  int64_t walk(int64_t key) const {
+  HETMPI_SHARED int64_t walk(int64_t key) const {
     uint64_t value = static_cast<uint64_t>(key);
     do value = feistel<kInverse>(value);
     while (value >= static_cast<uint64_t>(num_rows_));
@@ -87,7 +90,7 @@ class Partition {
   }
 
   template <bool kInverse>
-  uint64_t feistel(uint64_t value) const {
+  HETMPI_SHARED uint64_t feistel(uint64_t value) const {
     const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
     uint64_t left = value >> half_bits_, right = value & mask;
     for (int i = 0; i < kRounds; ++i) {
@@ -103,7 +106,9 @@ class Partition {
     return (left << half_bits_) | right;
   }
 
-  static uint64_t round_hash(uint64_t value, int round) { return mix64(value + (round + 1) * 0x9E3779B97F4A7C15ULL); }
+  HETMPI_SHARED static uint64_t round_hash(uint64_t value, int round) {
+    return mix64(value + (round + 1) * 0x9E3779B97F4A7C15ULL);
+  }
 
   Kind kind_;
   int64_t num_rows_, size_;

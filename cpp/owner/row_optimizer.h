@@ -363,24 +363,34 @@ class RowOptimizer {
   // Applies one iteration's gradient (dim), summed over all ranks, to a row: weight (dim), state (state_dim).
   void apply(float* weight, float* state, const float* grad) const {
     if (is_plain()) return subtract(weight, rate_.lr, grad, dim_);
+    apply_rule(weight, state, grad);
+  }
+
+  template <typename Loop>
+  HETMPI_SHARED void apply(float* weight, float* state, const float* grad, Loop loop) const {
     const Gradient sum{grad};
     switch (rule_) {
       case RowRule::kSgd:
-        return sgd(weight, sum, Serially());
+        return sgd(weight, sum, loop);
       case RowRule::kAdagrad:
-        return adagrad(weight, state, terms(sum));
+        return adagrad(weight, state, terms(sum), loop);
       case RowRule::kRowwiseAdagrad:
-        return preview(weight, state, sum, Serially());
+        return preview(weight, state, sum, loop);
       case RowRule::kAdam:
-        return adam(weight, state, terms(sum));
+        return adam(weight, state, terms(sum), loop);
       case RowRule::kMomentum:
-        return momentum(weight, state, terms(sum));
+        return momentum(weight, state, terms(sum), loop);
       case RowRule::kFtrl:
-        return ftrl(weight, state, terms(sum));
+        return ftrl(weight, state, terms(sum), loop);
     }
   }
 
  private:
+  // A function of its own, so that plain updates are inlined in their loops.
+  [[gnu::noinline]] void apply_rule(float* weight, float* state, const float* grad) const {
+    apply(weight, state, grad, Serially());
+  }
+
   template <typename Row, typename Loop>
   HETMPI_SHARED float mean_of_squares(Row row, Loop loop) const {
     return loop.sum(dim_, [=](int64_t d) { return row[d] * row[d]; }) / static_cast<float>(dim_);
@@ -452,47 +462,51 @@ class RowOptimizer {
     }
   }
 
-  void adagrad(float* weight, float* sum, Terms g) const {
+  template <typename Loop>
+  HETMPI_SHARED void adagrad(float* weight, float* sum, Terms g, Loop loop) const {
     const float lr = rate_.lr, eps = eps_;
-    for (int64_t d = 0; d < dim_; ++d) {
+    loop.each(dim_, [=](int64_t d) {
       const float value = g.value(weight, d);
       sum[d] += g.square(weight, d);
       weight[d] -= lr * value / (std::sqrt(sum[d]) + eps);
-    }
+    });
   }
 
-  void adam(float* weight, float* state, Terms g) const {
+  template <typename Loop>
+  HETMPI_SHARED void adam(float* weight, float* state, Terms g, Loop loop) const {
     float* mean = state;             // (dim)
     float* variance = state + dim_;  // (dim)
     const float keep1 = beta1_, keep2 = beta2_, take1 = 1 - keep1, take2 = 1 - keep2;
     const float lr = rate_.adam_lr, scale = rate_.adam_scale, eps = eps_;
-    for (int64_t d = 0; d < dim_; ++d) {
+    loop.each(dim_, [=](int64_t d) {
       mean[d] = keep1 * mean[d] + take1 * g.value(weight, d);
       variance[d] = keep2 * variance[d] + take2 * g.square(weight, d);
       weight[d] -= lr * mean[d] / (std::sqrt(variance[d]) * scale + eps);
-    }
+    });
   }
 
-  void momentum(float* weight, float* velocity, Terms g) const {
+  template <typename Loop>
+  HETMPI_SHARED void momentum(float* weight, float* velocity, Terms g, Loop loop) const {
     const float keep = beta1_, lr = rate_.lr;
-    for (int64_t d = 0; d < dim_; ++d) {
+    loop.each(dim_, [=](int64_t d) {
       velocity[d] = keep * velocity[d] + g.value(weight, d);
       weight[d] -= lr * velocity[d];
-    }
+    });
   }
 
-  void ftrl(float* weight, float* state, Terms g) const {
+  template <typename Loop>
+  HETMPI_SHARED void ftrl(float* weight, float* state, Terms g, Loop loop) const {
     float* slope = state;       // (dim)
     float* sum = state + dim_;  // (dim)
     const float lr = rate_.lr, eps = eps_, l1 = l1_, l2 = l2_;
     if (lr == 0) return;
-    for (int64_t d = 0; d < dim_; ++d) {
+    loop.each(dim_, [=](int64_t d) {
       const float value = g.value(weight, d);
       sum[d] += g.square(weight, d);
       const Proximal to = proximal_step(weight[d], slope[d] - value, lr, std::sqrt(sum[d]) + eps, l1, l2);
       weight[d] = to.weight;
       slope[d] = to.slope;
-    }
+    });
   }
 
   struct Proximal {
@@ -501,7 +515,7 @@ class RowOptimizer {
 
   // The w' with (w' - from) / eta + slope' = force, as at the top of this file, and slope'. eta is lr / root. Without
   // branches, so that loops are vectorised. REQUIRES: lr > 0.
-  static Proximal proximal_step(float from, float force, float lr, float root, float l1, float l2) {
+  HETMPI_SHARED static Proximal proximal_step(float from, float force, float lr, float root, float l1, float l2) {
     const float eta = lr / root, most = l1 * eta, to = from + eta * force;
     const float pull = larger(-most, to < most ? to : most);
     const float weight = (to - pull) / (1 + l2 * eta);
@@ -637,7 +651,7 @@ class RowOptimizer {
   }
 
   // std::max takes references, which prevents vectorisation.
-  static float larger(float a, float b) { return a < b ? b : a; }
+  HETMPI_SHARED static float larger(float a, float b) { return a < b ? b : a; }
   HETMPI_SHARED static float at_least_zero(float value) { return value < 0 ? 0 : value; }
 
   // By multiplications only, which round alike everywhere, unlike pow().

@@ -249,7 +249,7 @@ void check_rows(const py::object& grads, const Keys& keys) {
     throw std::invalid_argument("gradients must have a row for each key");
 }
 
-// The verbs of a client: static calls on several of them. grads_of(tensor, keys, table): gradients as write() takes
+// The verbs of a client: static calls on several of them. grads_of(tensor, keys, client): gradients as write() takes
 // them.
 template <typename Client, typename Bind, typename GradsOf>
 void bind_verbs(Bind& bind, GradsOf grads_of) {
@@ -283,10 +283,10 @@ void bind_verbs(Bind& bind, GradsOf grads_of) {
           [grads_of](const Clients& clients, const std::vector<PyKeys>& keys, const std::vector<py::object>& grads) {
             check_clients(clients);
             const auto keys_of_call = calls_of(keys);
-            std::vector<decltype(grads_of(grads[0], *keys[0], clients[0]->table()))> rows;
+            std::vector<ModelRows> rows;
             for (size_t i = 0; i < clients.size(); ++i) {
               check_rows(grads.at(i), *keys.at(i));
-              rows.push_back(grads_of(grads[i], *keys[i], clients[i]->table()));
+              rows.push_back(grads_of(grads[i], *keys[i], *clients[i]));
             }
             py::gil_scoped_release release;
             Client::write(clients, keys_of_call, rows);
@@ -333,23 +333,28 @@ void bind_keys(py::module_& m) {
       .def("find", &found_again, "tensor"_a, "Those of this tensor, None if its values are others now.");
 }
 
-// Gradients at s = 0: in host memory, finite. Those of a GPU are waited for.
-Buffer<float> exact_grads(const py::object& grads, const Keys& keys, const Table& table) {
+// Gradients at s = 0: where the device's rows are, or in host memory and finite. There those of a GPU are waited for.
+ModelRows exact_grads(const py::object& grads, const Keys& keys, const ExactClient& client) {
+  const Table& table = client.table();
   const InPart push(*table.spans, kPush);
+  if (client.has_device_rows()) return rows_of(grads, *table.lines);
   const Lines::Form& form = table.lines->form();
-  Buffer<float> rows = host_rows_of(grads.attr("cpu")(), form.dim);
+  const Buffer<float> rows = host_rows_of(grads.attr("cpu")(), form.dim);
   if (form.computes_beside) refuse_if_not_finite(keys.array.data(), keys.size(), rows.data(), form.dim);
-  return rows;
+  return {rows.data(), keys.size(), rows.memory()};
 }
 
 void bind_exact(py::module_& m) {
+  py::class_<DeviceRows>(m, "DeviceRows", "Rows of a table of one rank where the model is (cpp/client/device_rows.h).");
   py::class_<ExactClient> bind(m, "ExactClient", "One rank's side of a table at s = 0 (cpp/client/exact.h).");
-  bind.def(py::init([](const Table& table, ShardArrays& shard, const RowOptimizer& rule, ExactClient::Rate rate) {
+  bind.def(py::init([](const Table& table, ShardArrays& shard, const RowOptimizer& rule, ExactClient::Rate rate,
+                       DeviceRows* device) {
              StepReducer reducer(shard.ends({shard.dim(), false}), table.rank(), shard.core(), shard.applied());
-             return new ExactClient(table, std::move(reducer), rule, std::move(rate));
+             return new ExactClient(table, std::move(reducer), rule, std::move(rate), device);
            }),
-           "table"_a, "shard"_a, "rule"_a, "rate"_a,
-           "shard: this rank's. rate: learning rate of a step, counted from 0. The caller keeps what is given.");
+           "table"_a, "shard"_a, "rule"_a, "rate"_a, "device"_a,
+           "shard: this rank's. rate: learning rate of a step, counted from 0. device: has the rows, None if the shard "
+           "has them. The caller keeps what is given.");
   bind_verbs<ExactClient>(bind, &exact_grads);
   bind.def_static(
           "apply_written",
@@ -376,8 +381,9 @@ void bind_bounded(py::module_& m) {
            "table"_a, "owner"_a, "rule"_a, "rates"_a, "bound"_a, "batches_per_pull"_a, "anticipate"_a,
            "owner: applies pushes to this rank's shard. rates: learning rates of a step, counted from 0, and of some "
            "that follow. The caller keeps what is given.");
-  bind_verbs<BoundedClient>(
-      bind, [](const py::object& grads, const Keys&, const Table& table) { return rows_of(grads, *table.lines); });
+  bind_verbs<BoundedClient>(bind, [](const py::object& grads, const Keys&, const BoundedClient& client) {
+    return rows_of(grads, *client.table().lines);
+  });
   bind.def("send_all", &BoundedClient::send_all, WithoutGil(),
            "Sends all pending gradients of this rank to their owners and waits until they are applied.")
       .def("await_owners", &BoundedClient::await_owners, WithoutGil(),

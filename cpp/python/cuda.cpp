@@ -14,6 +14,7 @@
 #include "cuda/cuda_cache.h"
 #include "cuda/cuda_unique.h"
 #include "cuda/gpu_lines.h"
+#include "cuda/gpu_rows.h"
 #include "cuda/row_sums.h"
 #include "owner/row_optimizer.h"
 #include "python/arrays.h"
@@ -56,6 +57,25 @@ class PyGpuLines : public GpuLines {
 
   py::object device;
 };
+
+// gpu: a Gpu (hetmpi/gpu.py), kept by what is returned.
+GpuRows::Model model_with_rows(const py::object& gpu, int64_t dim) {
+  const std::shared_ptr<py::object> held = kept(gpu);
+  return {[held, dim](int64_t n) {
+            const py::gil_scoped_acquire acquire;
+            return device_rows_of(held->attr("torchs_rows")(n, dim), n);
+          },
+          [held] {
+            const py::gil_scoped_acquire acquire;
+            return at<void>(held->attr("torchs_stream").cast<Address>());
+          },
+          [](const Keys& keys, const ModelRows& grads) {
+            const py::gil_scoped_acquire acquire;
+            const auto values = static_cast<const py::object*>(grads.memory.get())->attr("cpu")().attr("numpy")();
+            const auto array = values.cast<Array<float>>();
+            refuse_if_not_finite(keys.array.data(), keys.size(), array.data(), array.shape(1));
+          }};
+}
 
 void look_up(PyGpuLines& lines, const Array<int64_t>& keys, Array<int64_t> slots) {
   const auto asked = lines.empty<int64_t>(keys.size()), found = lines.empty<int64_t>(keys.size());
@@ -122,6 +142,16 @@ void bind_cuda(py::module_& m) {
             return clocks;
           },
           as_is("slots"), "c_c of each line, -1 where there is none.");
+  py::class_<GpuRows, DeviceRows>(m, "GpuRows", "All rows of a table, in a GPU's memory (cpp/cuda/gpu_rows.h).")
+      .def(py::init([](const Partition& partition, std::array<Address, 4> arrays, int64_t dim, int64_t state_dim,
+                       const py::object& gpu) {
+             const GpuRows::Arrays rows{at<float>(arrays[0]), at<float>(arrays[1]), at<int32_t>(arrays[2]),
+                                        at<uint8_t>(arrays[3])};
+             return new GpuRows(partition, rows, dim, state_dim, gpu.attr("index").cast<int>(),
+                                model_with_rows(gpu, dim));
+           }),
+           "partition"_a, "arrays"_a, "dim"_a, "state_dim"_a, "gpu"_a,
+           "arrays: weight, state, clock and touched, which the caller keeps. gpu: a hetmpi.gpu.Gpu.");
   // For the benchmark of the kernels.
   py::class_<CudaRowCache>(m, "CudaRowCache", "RowCache in a GPU's memory (cpp/cuda/cuda_cache.h).")
       .def(py::init([](int64_t capacity_rows, const RowOptimizer& rule, const std::string& policy) {

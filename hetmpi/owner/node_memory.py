@@ -1,5 +1,5 @@
 """NodeMemory: memory of every rank that the ranks of its node share: its rows and its inbox (store.py). The rows may be
-in files (row_files.py)."""
+in files (row_files.py), or in a GPU's memory (gpu_rows.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from functools import partial
 from mmap import PAGESIZE
 
 import numpy as np
+import torch
 
 from hetmpi import _C
-from hetmpi.owner.row_files import FileShard, FileStore, open_files
+from hetmpi.owner.gpu_rows import GpuShard, GpuStore
+from hetmpi.owner.row_files import FileStore, open_files
 from hetmpi.owner.store import LEAST_HUGE, Layout, Shard
 from hetmpi.world.at_exit import at_exit, free_window, nothing
 from hetmpi.world.memory import refuse_if_short, size_text
@@ -26,20 +28,21 @@ class NodeMemory:
 
     def __init__(
         self, world: World, layouts: list[Layout], partition: _C.Partition, is_sparse: bool = False,
-        store: FileStore | None = None,
+        store: FileStore | GpuStore | None = None,
     ):  # fmt: skip
         """layouts: one per rank, the same list on every rank. partition: of the table's keys. is_sparse: memory is
-        taken as rows are assigned. store: of the rows, None for this memory; open_files() must follow. Collective.
+        taken as rows are assigned. store: of the rows, None for this memory; open_rows() must follow. Collective.
         Raises UserError if memory is short."""
-        self.world, self.layouts, self._is_sparse, self._store = world, layouts, is_sparse, store
+        self.world, self.layouts, self._is_sparse = world, layouts, is_sparse
+        self._files = store if isinstance(store, FileStore) else None
         self._partition, self._keeper, self._stop = partition, None, nothing
         self._counted = 0, 0  # pages read and written
         check_memory(world, layouts)
-        if store is not None:
-            check_pages(world, store.pages(layouts[world.rank]) * PAGESIZE)
+        if self._files is not None:
+            check_pages(world, self._files.pages(layouts[world.rank]) * PAGESIZE)
         self._shared = world.share_memory(layouts[world.rank].nbytes)
         self.on_node = {
-            rank: (Shard if store is None else FileShard)(
+            rank: (Shard if store is None else store.shard)(
                 self._part(place), layouts[rank], _C.Directory(partition, rank)
             )
             for place, rank in enumerate(world.node_ranks)
@@ -48,20 +51,23 @@ class NodeMemory:
         self._shared.Lock_all(MPI.MODE_NOCHECK)
         self._free = at_exit(world, partial(free_window, self._shared))
 
-    def open_files(self, seed: int, std: float):
-        """Opens the files of the rows, if they are in files. seed, std: of their first values, as Shard.initialise.
-        Collective. Raises UserError on every rank if they cannot be created."""
-        if self._store is None:
+    def open_rows(self, seed: int, std: float, device: torch.device, name: str):
+        """Opens the files of the rows, if they are in files, or takes memory of `device`. seed, std: of their first
+        values, as Shard.initialise. name: of the table. Collective. Raises UserError on every rank if there is too
+        little room."""
+        if isinstance(self.local, GpuShard):
+            self.local.open_memory(self.layouts[self.world.rank], self._partition, device, name)
+        if self._files is None:
             return
-        pages = self._store.pages(self.layouts[self.world.rank])
-        for rank, descriptors in open_files(self.world, self._store, self.layouts).items():
+        pages = self._files.pages(self.layouts[self.world.rank])
+        for rank, descriptors in open_files(self.world, self._files, self.layouts).items():
             shard = self.on_node[rank]
             shard.open_file(descriptors, self._partition, rank, seed, std, pages, self.world.node.size)
         self._stop = at_exit(self.world, nothing, self._close_files)
 
     def start_reading(self):
         """Starts to read and drop pages, if rows are in files. REQUIRES: all shards of the node are initialised."""
-        if self._store is None:
+        if self._files is None:
             return
         self._keeper = _C.PageKeeper([shard.file for shard in self.on_node.values()])
         self.reads_ahead = True

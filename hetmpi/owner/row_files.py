@@ -16,7 +16,7 @@ from hetmpi.owner.store import InParts, Layout, Shard
 from hetmpi.world.world import World
 
 BALLAST_BYTES = 64 << 20  # of disk, freed when there is no more: new rows of the steps until all ranks have stopped
-STORES = "memory", "file"
+STORES = "memory", "file", "gpu"
 LEAST_PAGES = 16
 NO_FOLDER = "name a folder on a disk of every node that can be written"  # cure
 STEPS_AHEAD = 4  # until all ranks have stopped
@@ -30,6 +30,11 @@ class FileStore:
 
     folder: str
     memory_bytes: int
+    name = "file"
+
+    @property
+    def shard(self) -> type[FileShard]:
+        return FileShard
 
     def pages(self, layout: Layout) -> int:
         """Pages of a rank's file that stay in memory, as many as the memory allows beside what is known of rows."""

@@ -1,5 +1,5 @@
 """The rows that each rank owns: the protocol of their store, and its kind in memory that the ranks of a node share. The
-kind on disk is in row_files.py."""
+kind on disk is in row_files.py, that on a GPU in gpu_rows.py."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class Layout:
                   row_optimizer.h)
     origins       those with a ring here, ascending: ranks, and for ranks as servers the number of ranks plus theirs
     ring_bytes    of each ring
-    is_in_file    whether rows and their state are in a file (row_files.py), and here what is known of it"""
+    store         where rows and their state are: memory, this one; file (row_files.py), and here what is known of it;
+                  gpu, with the clocks (gpu_rows.py)"""
 
     num_rows: int
     dim: int
@@ -89,22 +90,23 @@ class Layout:
     preview_dim: int
     origins: tuple[int, ...]
     ring_bytes: int
-    is_in_file: bool = False
+    store: str = "memory"
 
     @property
     def places(self) -> dict[str, tuple[int, tuple[int, ...], type]]:
         """Offset in bytes, shape and dtype of each array, in their order."""
         num, begin, found = self.num_rows, 0, {}
-        num_here, num_in_file = (0, num) if self.is_in_file else (num, 0)
+        num_here = num if self.store == "memory" else 0
+        num_in_file, num_clocks = num * (self.store == "file"), num * (self.store != "gpu")
         for name, shape, dtype in (
             ("weight", (num_here, self.dim), np.float32),
             ("state", (num_here, self.state_dim), np.float32),
-            ("mean_square", (num, self.preview_dim), np.float32),
-            ("clock", (num,), np.int32),
+            ("mean_square", (num_clocks, self.preview_dim), np.float32),
+            ("clock", (num_clocks,), np.int32),
             ("applied", (ALIGN // 8,), np.int64),
             ("row_marks", (num_in_file,), np.uint8),
             ("page_marks", (self.file_bytes // _C.FILE_PAGE_BYTES,), np.uint8),
-            ("file_counts", (_C.NUM_FILE_COUNTS if self.is_in_file else 0,), np.int64),
+            ("file_counts", (_C.NUM_FILE_COUNTS if self.store == "file" else 0,), np.int64),
             ("rings", (len(self.origins), self.ring_bytes), np.uint8),
         ):
             found[name] = begin, shape, dtype
@@ -114,7 +116,7 @@ class Layout:
     @property
     def file_bytes(self) -> int:
         """Of the file, when all rows have been updated; 0 without one."""
-        return _C.row_file_bytes(self.num_rows, self.dim, self.state_dim) if self.is_in_file else 0
+        return _C.row_file_bytes(self.num_rows, self.dim, self.state_dim) if self.store == "file" else 0
 
     @property
     def inbox_begin(self) -> int:
@@ -139,9 +141,10 @@ class Shard:
     directory     which row of them a key has
     mean_square   (n, preview_dim) float32: the state of cache lines, at s >= 1
     applied       (8,) int64, of which the first counts the steps that the owner has applied, at s = 0
-    rings         (origins, ring_bytes) uint8: the inbox"""
+    rings         (origins, ring_bytes) uint8: the inbox
+    device_rows   the rows where the model computes (cpp/client/device_rows.h), None if it reads them here"""
 
-    is_full = False
+    is_full, device_rows = False, None
 
     def __init__(self, memory: np.ndarray, layout: Layout, directory: _C.Directory):
         """memory: (n,) uint8, uninitialised."""
@@ -152,13 +155,17 @@ class Shard:
 
         self.directory, self.state_dim, self.mark, self.file = directory, layout.state_dim, None, None
         self.in_memory = {name: part(name) for name in ("weight", "state", "mean_square", "clock")}
-        self.mean_square, self.clock = self.in_memory["mean_square"], self.in_memory["clock"]
+        self.mean_square = self.in_memory["mean_square"]
         self.applied, self.rings, self.touched = part("applied"), part("rings"), None
         self.row_marks, self.page_marks, self.file_counts = map(part, ("row_marks", "page_marks", "file_counts"))
         self.dim = layout.dim
 
     def __len__(self) -> int:
-        return len(self.clock)
+        return len(self.in_memory["clock"])
+
+    @property
+    def clock(self) -> np.ndarray:
+        return self.in_memory["clock"]
 
     @property
     def weight(self) -> np.ndarray:
@@ -172,8 +179,9 @@ class Shard:
         """Initialises the first `num` rows from a normal distribution with standard deviation `std`, depending only on
         (seed, key); the others are assigned before they are used. keys_of(begin, end): keys of rows [begin, end),
         int64; thread-safe. threads: that make them. To be called by the owner, before its other methods."""
-        self._rule, self.touched = rule, np.zeros(len(self), np.uint8)
-        for zeroed in (self.mean_square[:num], self.clock[:num]):
+        clock = self.in_memory["clock"]
+        self._rule, self.touched = rule, np.zeros(len(clock), np.uint8)
+        for zeroed in (self.mean_square[:num], clock[:num]):
             zeroed[:] = 0
         for zeroed in (self.applied, self.rings[:, : _C.RING_HEADER_BYTES]):
             zeroed[:] = 0
@@ -239,7 +247,7 @@ class Shard:
     @property
     def in_core(self) -> _C.ShardArrays:
         """The same memory, for the core."""
-        rows = self.in_memory["weight"], self.in_memory["state"], self.mean_square, self.clock
+        rows = self.in_memory["weight"], self.in_memory["state"], self.mean_square, self.in_memory["clock"]
         return _C.ShardArrays(*rows, self.applied, self.rings, self.directory, self.file, self.touched)
 
 
@@ -278,7 +286,7 @@ def layouts_of(
     dim: int,
     is_exact: bool,
     inbox_bytes: int = INBOX_BYTES,
-    is_in_file: bool = False,
+    store: str = "memory",
 ) -> tuple[_C.RecordFormat, list[Layout]]:
     """The form of a push, and the memory of each rank for a table's rows and for gradients in transit."""
     record, preview_dim = _C.RecordFormat(dim, False), 0
@@ -290,7 +298,7 @@ def layouts_of(
         if not is_exact:  # the ranks of the node; as servers they also write what other nodes push
             origins = [*node, *(world.size + rank for rank in node if not world.is_one_node)]
         inbox = tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
-        form = dim, rule.state_dim, preview_dim, *inbox, is_in_file
+        form = dim, rule.state_dim, preview_dim, *inbox, store
         layouts += [(rank, Layout(partition.num_local_rows(rank), *form)) for rank in node]
     return record, [layout for _, layout in sorted(layouts, key=lambda pair: pair[0])]
 

@@ -27,6 +27,7 @@ from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing, one_line
 from hetmpi.memory import check_fits
 from hetmpi.open_rows import FIRST_KEY
+from hetmpi.owner.gpu_rows import GpuStore
 from hetmpi.owner.route import make_partition
 from hetmpi.owner.row_files import FileStore, least_bytes
 from hetmpi.owner.store import Layout, layouts_of
@@ -303,10 +304,10 @@ def seed_of(seed: int, step: int, rank: int) -> int:
 
 def make_tables(
     config: DictConfig, world: World, specs: dict[str, TableSpec], most_keys: dict[str, int], schedule: Schedule,
-    device: torch.device, spans: Spans, stores: Mapping[str, FileStore] | None = None,
+    device: torch.device, spans: Spans, stores: Mapping[str, FileStore | GpuStore] | None = None,
 ) -> TableGroup:  # fmt: skip
-    """The tables of a model, with one transport. most_keys: as most_keys_of. stores: of rows on disk, None for those of
-    the settings. Collective."""
+    """The tables of a model, with one transport. most_keys: as most_keys_of. stores: of rows not in host memory, None
+    for those of the settings. Collective."""
     tables, exchange = {}, config.table.exchange
     per_pull = batches_per_pull(config, world, specs, most_keys, device)
     stores = stores_of(config, world, specs) if stores is None else stores
@@ -324,16 +325,19 @@ def make_tables(
     return TableGroup(tables)
 
 
-def stores_of(config: DictConfig, world: World, specs: dict[str, TableSpec]) -> dict[str, FileStore]:
-    """Those of tables whose rows are on disk, which share table.store_memory_gb by their sizes. Collective."""
+def stores_of(config: DictConfig, world: World, specs: dict[str, TableSpec]) -> dict[str, FileStore | GpuStore]:
+    """Those of tables whose rows are not in host memory. On disk they share table.store_memory_gb by their sizes.
+    Collective."""
     table = config.table
-    if table.store != "file":
+    if table.store == "memory":
         return {}
+    if table.store == "gpu":
+        return dict.fromkeys(specs, GpuStore())
     total = None if table.store_memory_gb is None else table.store_memory_gb * 1e9
     if total is None:
         free = free_memory(False)[1] / 2 / world.node.size
         total = world.comm.allreduce(free, MPI.MIN)
-    layouts = {name: layout_of(config, world, name, spec, True)[1] for name, spec in specs.items()}
+    layouts = {name: layout_of(config, world, name, spec, "file")[1] for name, spec in specs.items()}
     least = {name: world.comm.allreduce(least_bytes(layout), MPI.MAX) for name, layout in layouts.items()}
     left = total - sum(least.values())
     if left < 0:
@@ -346,14 +350,12 @@ def stores_of(config: DictConfig, world: World, specs: dict[str, TableSpec]) -> 
     return {name: FileStore(table.store_dir, least[name] + int(left * size / whole)) for name, size in sizes.items()}
 
 
-def layout_of(
-    config: DictConfig, world: World, name: str, spec: TableSpec, is_in_file: bool
-) -> tuple[_C.Partition, Layout]:
+def layout_of(config: DictConfig, world: World, name: str, spec: TableSpec, store: str) -> tuple[_C.Partition, Layout]:
     """A table's partition, and this rank's memory."""
     rule = optimizer_of(config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
     partition = make_partition(partition_of(config, spec), spec.num_rows, world.size)
     is_exact = staleness_of(config).is_exact
-    _, layouts = layouts_of(world, partition, rule, spec.dim, is_exact, is_in_file=is_in_file)
+    _, layouts = layouts_of(world, partition, rule, spec.dim, is_exact, store=store)
     return partition, layouts[world.rank]
 
 

@@ -21,6 +21,8 @@ from hetmpi.counters import Counters
 from hetmpi.data.loader import Loader, Lookahead
 from hetmpi.data.tabular import Encoder
 from hetmpi.errors import LARGEST, UserError
+from hetmpi.gpu import gpu_of
+from hetmpi.owner.gpu_rows import GpuStore, gpu_bytes
 from hetmpi.owner.route import make_partition
 from hetmpi.owner.row_files import FileStore
 from hetmpi.run import build
@@ -49,7 +51,7 @@ class Memory:
     """Bytes of one rank. rows: with optimizer state, clocks and marks; mailboxes: gradients in transit, and messages
     that the ranks of a node share; rounds: of requests at s >= 1, messages and the rows that they bring;
     dense: parameters, gradients and optimizer state; batches: samples, keys and rows; final: for the metrics at the
-    end, this rank's share of what its node needs."""
+    end, this rank's share of what its node needs. gpu: of a GPU, for rows and cache; the others are of the host."""
 
     rows: int = 0
     mailboxes: int = 0
@@ -58,10 +60,15 @@ class Memory:
     dense: int = 0
     batches: int = 0
     final: int = 0
+    gpu: int = 0
+
+    @property
+    def of_host(self) -> dict[str, int]:
+        return {name: nbytes for name, nbytes in vars(self).items() if name != "gpu"}
 
     @property
     def total(self) -> int:
-        return sum(vars(self).values())
+        return sum(self.of_host.values())
 
     @property
     def tables(self) -> int:
@@ -129,10 +136,10 @@ class Plan:
 
     def _disk(self) -> DiskPlan | None:
         """For tables whose rows are on disk. Raises UserError if their memory is too little."""
-        if not self.stores:
+        if self.config.table.store != "file":
             return None
         found = {
-            name: (*build.layout_of(self.config, self.world, name, spec, True), self.stores[name])
+            name: (*build.layout_of(self.config, self.world, name, spec, "file"), self.stores[name])
             for name, spec in self.specs.items()
         }
         for _, layout, store in found.values():
@@ -140,15 +147,24 @@ class Plan:
         return DiskPlan(self.world, self.config.table.store_dir, found)
 
     def _add_table(
-        self, found: Memory, name: str, spec: TableSpec, most_keys: int, per_pull: int, store: FileStore | None
+        self,
+        found: Memory,
+        name: str,
+        spec: TableSpec,
+        most_keys: int,
+        per_pull: int,
+        store: FileStore | GpuStore | None,
     ):
         """most_keys: of a batch."""
         world, staleness = self.world, staleness_of(self.config)
         rule = build.optimizer_of(self.config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
-        partition, mine = build.layout_of(self.config, world, name, spec, store is not None)
+        partition, mine = build.layout_of(self.config, world, name, spec, store.name if store else "memory")
         before_rings = mine.inbox_begin
         in_memory = before_rings + partition.num_local_rows(world.rank)  # with marks of changed rows
-        found.rows += in_memory if store is None else store.memory_bytes
+        if isinstance(store, GpuStore):
+            found.rows, found.gpu = found.rows + before_rings, found.gpu + gpu_bytes(mine)
+        else:
+            found.rows += in_memory if store is None else store.memory_bytes
         if spec.open is not None:  # in a directory, and among the ids that this rank knows
             found.rows += round(ID_BYTES * spec.num_rows * (1 + 1 / world.size))
         found.mailboxes += mine.nbytes - before_rings
@@ -157,8 +173,11 @@ class Plan:
             found.rounds += 4 * ROUND_COPIES * num_keys * (spec.dim + rule.preview_dim)
         cache = cache_of(self.config, f"table {name}", spec.cache)
         lines = cache.rows(spec.num_rows, world, self.device)
-        if self.device.type == "cpu":  # a GPU's cache is in its own memory
-            found.cache += cache.host_bytes(lines, rule, spec.dim)
+        nbytes = cache.memory_bytes(lines, rule, spec.dim)
+        if gpu_of(self.device) is None:
+            found.cache += nbytes
+        else:
+            found.gpu += nbytes
 
     def traffic(self, most_steps: int = LARGEST, limit_s: float = TRIAL_S) -> Traffic:
         """By a trial of the run's steps, at most so many and in about so much time. Steps after those tried count as
@@ -293,12 +312,19 @@ def memory_lines(plan: Plan, needs: list[tuple]) -> list[str]:
         f"rank(s), {plan.total_steps:,} steps of {config.batch_size * plan.world.size:,} samples"
     ]
     largest = max((memory for _, memory, *_ in needs), key=lambda memory: memory.total)
-    parts = ", ".join(f"{name} {size_text(nbytes)}" for name, nbytes in vars(largest).items() if nbytes)
+    parts = ", ".join(f"{name} {size_text(nbytes)}" for name, nbytes in largest.of_host.items() if nbytes)
     lines.append(f"memory of a rank, at most: {size_text(largest.total)} ({parts})")
     for host, _, need, ranks, place, free in dict((need[0], need) for need in needs).values():
         fits = "fits" if need <= free else "DOES NOT FIT: use more nodes, a smaller table.dim or a smaller cache"
         lines.append(f"{host}, {ranks} rank(s): {size_text(need)} of {size_text(free)} free in {place}: {fits}")
+    if largest.gpu > 0:
+        lines.append(f"memory of a GPU for a rank's rows and cache, at most: {size_text(largest.gpu)}{of_free(plan)}")
     return lines
+
+
+def of_free(plan: Plan) -> str:
+    free = gpu_of(plan.device).free_bytes(plan.device)
+    return f" of {size_text(free)} free on {plan.device}, without model and batches"
 
 
 def traffic_lines(config: DictConfig, traffic: Traffic) -> list[str]:

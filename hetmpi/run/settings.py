@@ -139,7 +139,8 @@ class Table:
     )
     store: str = setting(
         "memory",
-        "file for tables larger than the memory of all nodes (docs/growing.md)",
+        "file for tables larger than the memory of all nodes (docs/growing.md), gpu for one that fits a GPU "
+        "(docs/gpus.md)",
         choices=STORES,
     )
     store_dir: PathText = setting(None, "with store=file: folder on a local disk of each node")

@@ -77,8 +77,8 @@ class CacheSettings:
         wanted = self.capacity_rows if self.capacity_fraction is None else round(self.capacity_fraction * num_rows)
         return min(wanted or 0, num_rows + _C.WAYS)  # one set may be full while others are not
 
-    def host_bytes(self, capacity_rows: int, rule: _C.RowOptimizer, dim: int) -> int:
-        """Memory of a cache of so many lines in host memory."""
+    def memory_bytes(self, capacity_rows: int, rule: _C.RowOptimizer, dim: int) -> int:
+        """Memory of a cache of so many lines."""
         line = ROW_BYTES[self.dtype] * dim + 4 * rule.sum_dim + _C.LINE_OVERHEAD_BYTES
         return capacity_rows * line
 
@@ -96,5 +96,5 @@ class CacheSettings:
                 "table.cache.capacity_rows or table.cache.capacity_fraction"
             )
 
-        refuse_if_short(world, self.host_bytes(capacity_rows, rule, dim), False, message)
+        refuse_if_short(world, self.memory_bytes(capacity_rows, rule, dim), False, message)
         return _C.HostLines(capacity_rows, rule, self.policy, self.dtype)

@@ -15,6 +15,8 @@ from hetmpi import _C
 from hetmpi._C import Keys
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError, check_choice, check_integer
+from hetmpi.gpu import gpu_of
+from hetmpi.owner.gpu_rows import GpuStore
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import make_partition
 from hetmpi.owner.row_files import FileStore
@@ -49,7 +51,7 @@ class EmbeddingTable:
         seed: int = 0, name: str = "table", init_std: float = 0.01, inbox_bytes: int = INBOX_BYTES,
         staleness: Staleness = Staleness(0), cache: CacheSettings = CacheSettings(capacity_rows=0),
         spans: Spans | None = None, exchange: str = "windows", device: torch.device | str = "cpu",
-        batches_per_pull: int = 1, first_rows: int | None = None, store: FileStore | None = None,
+        batches_per_pull: int = 1, first_rows: int | None = None, store: FileStore | GpuStore | None = None,
     ):  # fmt: skip
         """Allocates the shards and initialises every row from a normal distribution with standard deviation `init_std`,
         depending only on (seed, name, key).
@@ -60,8 +62,9 @@ class EmbeddingTable:
         cpu, or this rank's GPU: it holds the cache, and rows and gradients are tensors on it, while keys stay on the
         CPU. batches_per_pull: at s >= 1, number of announced batches whose rows one message requests; it leaves when so
         many are announced, or with the next write. first_rows: initialise these keys alone; the other rows take
-        memory when they are assigned, which comes first (hetmpi/table/vocabularies.py); None for all. store: files in a
-        folder for the rows, a part of which stays in memory; None for all of them in memory. Collective.
+        memory when they are assigned, which comes first (hetmpi/table/vocabularies.py); None for all. store: FileStore,
+        files in a folder for the rows, a part of which stays in memory; GpuStore, at staleness 0 on one rank, the
+        memory of `device`; None, host memory. Collective.
 
         Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
         for a cache at staleness 0; ValueError for an unknown partition or exchange or an invalid shape."""
@@ -70,6 +73,8 @@ class EmbeddingTable:
         world.check_same("EmbeddingTable", {key: value for key, value in given.items() if key not in OF_A_RANK})
         check_arguments(dim, exchange, batches_per_pull)
         cache.check_at(staleness)
+        if isinstance(store, GpuStore):
+            check_on_gpu(world, staleness, torch.device(device))
         if first_rows is not None and partition != "round_robin":
             raise UserError(f"{name}: ids without a vocabulary need partition=round_robin, got {partition}")
         self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim
@@ -81,7 +86,7 @@ class EmbeddingTable:
         self._recent = _C.RecentKeys(MOST_KNOWN)  # keys checked, see remember()
         rule = optimizer.core(dim)
         record, layouts = layouts_of(
-            world, self.partition, rule, dim, staleness.is_exact, inbox_bytes, store is not None
+            world, self.partition, rule, dim, staleness.is_exact, inbox_bytes, store.name if store else "memory"
         )
         self.shard: Shard | None = None
         self.client: Client | None = None
@@ -99,7 +104,7 @@ class EmbeddingTable:
         """Initialises the shard, and makes cache and client. Collective."""
         world, memory, seed = self.world, self.memory, table_seed(seed, self.name)
         self.shard = memory.local
-        memory.open_files(seed, init_std)
+        memory.open_rows(seed, init_std, device, self.name)
         keys_of = partial(self.partition.keys_of, world.rank)
         self.shard.initialise(rule, keys_of, num_used_here(self), seed, init_std, torch.get_num_threads())
         self.cache: _C.Lines = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
@@ -149,9 +154,9 @@ class EmbeddingTable:
         At s = 0 collective.
 
         The owner sums over ranks: divide by world.size for the gradient of a loss averaged over the global batch.
-        Raises UserError for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (for
-        gradients of a GPU at s >= 1 when their sum is sent), and at s = 0 RuntimeError if the step is already
-        written."""
+        Raises UserError for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (of a GPU at
+        s >= 1 when their sum is sent; with rows on the GPU in the next write or flush, and nothing is applied), and at
+        s = 0 RuntimeError if the step is already written."""
         with self.spans("push"):
             checked, values = self.to_write(keys, grads)
         self.client.write([self.client], [checked], [values])
@@ -319,6 +324,17 @@ def check_arguments(dim: int, exchange: str, batches_per_pull: int):
         imported(exchange)
     else:
         check_choice("table.exchange", exchange, EXCHANGES)
+
+
+def check_on_gpu(world: World, staleness: Staleness, device: torch.device):
+    """Raises UserError where a table cannot have its rows on a GPU."""
+    cure = "set table.store=memory, which keeps rows in host memory"
+    if gpu_of(device) is None:
+        raise UserError(f"table.store=gpu needs a GPU, the device is {device}: set device=cuda, or {cure}")
+    if not staleness.is_exact:
+        raise UserError(f"table.store=gpu needs table.staleness=0, where no rows are cached: set that, or {cure}")
+    if world.size > 1:
+        raise UserError(f"table.store=gpu is for one rank, this run has {world.size}: {cure}")
 
 
 def kind_of(value) -> str:

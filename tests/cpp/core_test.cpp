@@ -2188,7 +2188,7 @@ void exact_clients_read_the_sums_of_the_step_before(uint64_t seed) {
     }
     for (int64_t rank = 0; rank < 2; ++rank) {
       const auto grads = TableTrial::gradients(random, *keys[rank], &sums);
-      ExactClient::write({&clients[rank]}, {keys[rank]}, {grads});
+      ExactClient::write({&clients[rank]}, {keys[rank]}, {{grads.data(), keys[rank]->size(), grads.memory()}});
       std::fill(grads.begin(), grads.end(), -1.0f);  // the caller may change them
       CHECK(throws<std::runtime_error>([&] { clients[rank].check_write(); }));
     }

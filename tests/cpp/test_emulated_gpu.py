@@ -26,9 +26,9 @@ def package(tmp_path_factory):
     return folder
 
 
-def run(package, ranks: int, *command: str, timeout_s: float = 280) -> launch.Outcome:
+def run(package, ranks: int, *command: str, timeout_s: float = 280, **variables: str) -> launch.Outcome:
     command = [launch.mpiexec(), "-n", str(ranks), sys.executable, "-m", "mpi4py", *command]
-    return launch.run(command, timeout_s=timeout_s, cwd=package, **emulated.environment(package))
+    return launch.run(command, timeout_s=timeout_s, cwd=package, **emulated.environment(package), **variables)
 
 
 def soak(package, ranks: int, *arguments: str) -> launch.Outcome:
@@ -64,10 +64,16 @@ def test_what_is_left_out_between_streams_and_the_host_is_found(package):
         ("null", [], {"launches": 5, "waits": 1, "stream_waits": 3, "records": 3}),
         ("100", ["write"], {"launches": 9, "waits": 3, "stream_waits": 3, "records": 3}),
         ("0", ["write"], {"stream_waits": 1, "records": 1, "copies_to_gpu": 1, "bytes_to_gpu": 4 * 500 * 128}),
+        (
+            "0 store=gpu",
+            [],
+            {"launches": 3, "waits": 1, "records": 2, "memsets": 1, "copies_to_host": 1, "bytes_to_host": 4},
+        ),
     ],
 )
-def test_a_step_with_all_rows_cached_makes_no_more_calls_of_cuda(package, staleness, waits, most):
-    outcome = run(package, 1, str(SUPPORT / "gpu_cost.py"), "keys=500", f"staleness={staleness}")
+def test_a_step_with_all_rows_cached_or_on_the_gpu_makes_no_more_calls_of_cuda(package, staleness, waits, most):
+    settings = f"staleness={staleness}".split()
+    outcome = run(package, 1, str(SUPPORT / "gpu_cost.py"), "keys=500", *settings)
     assert outcome.code == 0, outcome.text
     found = json.loads(outcome.text.strip().splitlines()[-1])
     del found["host_us"]
@@ -75,8 +81,9 @@ def test_a_step_with_all_rows_cached_makes_no_more_calls_of_cuda(package, stalen
     assert all(value <= most.get(name, 0) for name, value in found.items()), found
 
 
-def test_batches_are_made_on_the_gpu(package):
-    outcome = run(package, 1, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(SUPPORT / "batches_on_gpu.py"))
+@pytest.mark.parametrize("file", ["batches_on_gpu.py", "rows_on_gpu.py"])
+def test_batches_and_tables_are_on_the_gpu(package, file):
+    outcome = run(package, 1, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(SUPPORT / file))
     assert outcome.code == 0 and "passed" in outcome.text, outcome.text
 
 
@@ -84,6 +91,17 @@ def test_without_lines_steps_need_no_new_memory(package):
     outcome = run(package, 1, str(SUPPORT / "gpu_cost.py"), "keys=500", "staleness=10", "lines=0")
     assert outcome.code == 0, outcome.text
     assert "allocations" not in json.loads(outcome.text.strip().splitlines()[-1]), outcome.text
+
+
+@pytest.mark.rare
+def test_tables_keep_their_promises_with_their_rows_on_a_gpu(package):
+    """Left out: what is told later there, and what changes a shard's arrays in place."""
+    files = ("test_table.py", "test_checkpoint.py", "test_vocabulary.py", "test_look_ahead.py", "test_pretrained.py")
+    tests = [str(ROOT / "tests/mpi" / file) for file in files]
+    pytest_ = ["-m", "pytest", "-x", "-q", "-s", "-p", "no:cacheprovider", "-m", "mpi"]
+    left_out = "not not_finite and not larger_than_memory"
+    outcome = run(package, 1, *pytest_, "-k", left_out, *tests, HETMPI_TEST_STORE="gpu")
+    assert outcome.code == 0, outcome.text
 
 
 @pytest.mark.rare

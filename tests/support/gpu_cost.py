@@ -1,7 +1,7 @@
 """What a step of a table on the emulated GPU costs the host: microseconds of the main thread outside CUDA's calls, and
 these calls by kind. All rows are cached, on one rank; with lines=0 none.
 
-    python gpu_cost.py [keys=29359] [staleness=null] [dim=128] [steps=12] [lines=1]
+    python gpu_cost.py [keys=29359] [staleness=null] [dim=128] [steps=12] [lines=1] [store=memory]
 
 in the environment of emulated.py. The emulator's time is left out: on a GPU the time of these calls comes on top.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from gpu_on_cpu import CUDA, LATE, OUTSIDE, OnGpu, read_table_unseen
 
-from hetmpi import EmbeddingTable, RowOptimizer, Staleness, World
+from hetmpi import EmbeddingTable, GpuStore, RowOptimizer, Staleness, World
 from hetmpi.table.table import MOST_KNOWN
 from hetmpi.world.launch import keep_freed_memory
 
@@ -29,7 +29,7 @@ def host_ns() -> int:
 
 
 def main():
-    given = {"keys": "29359", "staleness": "null", "dim": "128", "steps": "12", "lines": "1"}
+    given = {"keys": "29359", "staleness": "null", "dim": "128", "steps": "12", "lines": "1", "store": "memory"}
     given |= dict(argument.split("=", 1) for argument in sys.argv[1:])
     num_keys, dim, num_steps = (int(given[name]) for name in ("keys", "dim", "steps"))
     staleness = None if given["staleness"] == "null" else int(given["staleness"])
@@ -39,7 +39,7 @@ def main():
     capacity = 0 if staleness == 0 or given["lines"] == "0" else num_rows
     table = EmbeddingTable(
         World(), num_rows, dim, RowOptimizer("sgd", 1.0), staleness=Staleness(staleness, None, 0.0),
-        cache=OnGpu(capacity, admit="all"),
+        cache=OnGpu(capacity, admit="all"), device="cpu:0", store=GpuStore() if given["store"] == "gpu" else None,
     )  # fmt: skip
     random = np.random.default_rng(0)
     batches = [torch.from_numpy(random.permutation(num_rows)[:num_keys]) for _ in range(NUM_BATCHES)]

@@ -212,6 +212,14 @@ class GpuOnCpu(Gpu):
         return TORCH
 
     @staticmethod
+    def finish(device):
+        CUDA.cuda_on_cpu_run(TORCH)
+
+    @staticmethod
+    def free_bytes(device):
+        return 1 << 30
+
+    @staticmethod
     def torchs_memory(shape, dtype, device):
         return on_gpu(TORCH, shape, dtype)
 
@@ -243,7 +251,7 @@ def computed(values: torch.Tensor, table: EmbeddingTable) -> torch.Tensor:
     """Gradients (U, dim) as torch's stream computes them."""
     values = late(values)
     LATE.append(values)
-    if table.staleness.is_exact:  # the core copies them to the host, by torch
+    if table.staleness.is_exact and table.shard.device_rows is None:  # the core copies them to the host, by torch
         CUDA.cuda_on_cpu_run(TORCH)
     return values
 

@@ -20,7 +20,7 @@ from gpu_on_cpu import CUDA, TORCH, GpuOnCpu, OnGpu
 from launch import losses
 from mpi4py import MPI
 
-from hetmpi import CacheSettings, EmbeddingTable, RowOptimizer, Schedule, Staleness, World
+from hetmpi import CacheSettings, EmbeddingTable, GpuStore, RowOptimizer, Schedule, Staleness, World
 from hetmpi.table.group import TableGroup
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "momentum", "ftrl")
@@ -69,10 +69,17 @@ def drive(world: World, seed: int):
     }  # fmt: skip
     dims = [one_of(1, 3, 4, 8, 20, 32) for _ in range(one_of(1, 1, 2, 3))]
 
+    partition = one_of("round_robin", "hash", "range")
+    stores = [one_of(None, GpuStore()) if staleness == 0 and world.size == 1 else None for _ in dims]
+
     def tables(settings: type[CacheSettings]) -> TableGroup:
         cache = settings(capacity, policy=policy, dtype=dtype, admit="all")
+        of_cpu = {"store": None, "device": "cpu"}
+        where = [of_cpu if settings is CacheSettings else {"store": store, "device": "cpu:0"} for store in stores]
         made = {
-            f"t{i}": EmbeddingTable(world, num_rows, dim, name=f"t{i}", cache=cache, **options)
+            f"t{i}": EmbeddingTable(
+                world, num_rows, dim, name=f"t{i}", cache=cache, partition=partition, **options, **where[i]
+            )
             for i, dim in enumerate(dims)
         }
         return TableGroup(made)
@@ -163,7 +170,10 @@ def train(comm: MPI.Comm, seed: int, folder: Path):
     CUDA.counts()
     for device in ("cpu", "cuda"):
         run = folder / f"{seed}-{device}"
-        sys.argv[1:] = [f"{key}={value}" for key, value in settings.items()] + [f"run.dir={run}", f"device={device}"]
+        own = {"run.dir": run, "device": device}
+        if device == "cuda" and staleness == 0 and comm.size == 1:
+            own["table.store"] = one_of("memory", "gpu", "gpu")
+        sys.argv[1:] = [f"{key}={value}" for key, value in (settings | own).items()]
         with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):
             runpy.run_module("hetmpi.train", run_name="__main__")
         gpu_on_cpu.LATE.clear()

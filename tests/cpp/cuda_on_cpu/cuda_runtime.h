@@ -247,6 +247,7 @@ CUDA_ON_CPU cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned 
 CUDA_ON_CPU cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned flags);
 CUDA_ON_CPU cudaError_t cudaEventDestroy(cudaEvent_t);
 CUDA_ON_CPU cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t);
+CUDA_ON_CPU cudaError_t cudaEventSynchronize(cudaEvent_t);
 CUDA_ON_CPU cudaError_t cudaEventQuery(cudaEvent_t);
 CUDA_ON_CPU cudaError_t cudaGetDeviceCount(int* num);
 CUDA_ON_CPU cudaError_t cudaGetDevice(int* device);

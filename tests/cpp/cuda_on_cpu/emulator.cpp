@@ -146,6 +146,13 @@ class Gpu {
       for (uint64_t steps = draw(12); steps > 0; --steps) run_any();
   }
 
+  // Runs until the event has happened as often as it was recorded.
+  void finish(const EventState& event) {
+    const uint64_t recorded = event.recorded;
+    while (event.happened < recorded && run_any()) {
+    }
+  }
+
   void finish_all() {
     while (run_any()) {
     }
@@ -410,6 +417,13 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   Call gpu;
   ++gpu->counts.records;
   gpu->record(gpu->stream(stream), event->state);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  Call gpu;
+  ++gpu->counts.waits;
+  if (gpu->fault != "wait") gpu->finish(*event->state);
   return cudaSuccess;
 }
 

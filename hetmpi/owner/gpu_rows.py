@@ -1,0 +1,140 @@
+"""Rows in a GPU's memory (table.store=gpu): the shard of a table of one rank (cpp/cuda/gpu_rows.h)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hetmpi import _C
+from hetmpi.errors import UserError
+from hetmpi.gpu import gpu_of
+from hetmpi.owner.store import INIT_CHUNK_ROWS, InParts, Layout, Shard
+from hetmpi.world.memory import size_text
+
+COPIED_BYTES = 64 << 20  # of rows that are gathered for a copy at a time
+KINDS = {"weight": torch.float32, "state": torch.float32, "clock": torch.int32, "touched": torch.uint8}
+
+
+@dataclass(frozen=True)
+class GpuStore:
+    """Where a table's rows are, if not in the host's memory: in that of the table's device, a GPU."""
+
+    name = "gpu"
+
+    @property
+    def shard(self) -> type[GpuShard]:
+        return GpuShard
+
+
+def gpu_bytes(layout: Layout) -> int:
+    """Memory of a GPU for a shard: rows, their state, clocks and marks of changes."""
+    return layout.num_rows * (4 * (layout.dim + layout.state_dim) + 5)
+
+
+class GpuShard(Shard):
+    """A shard whose rows are in a GPU's memory. To be opened by open_memory()."""
+
+    def open_memory(self, layout: Layout, partition: _C.Partition, device: torch.device, name: str):
+        """name: of the table. Raises UserError if the GPU lacks memory."""
+        self._gpu, self._num_rows = gpu_of(device), layout.num_rows
+        gpu = self._gpu(device)
+        need, free = gpu_bytes(layout), gpu.free_bytes(gpu.device)
+        if need > free:
+            raise UserError(
+                f"table.store=gpu: {name} needs {size_text(need)} for {layout.num_rows:,} rows of dim {layout.dim} "
+                f"with {layout.state_dim} floats of optimizer state, {size_text(free)} are free on {gpu.device}, "
+                f"{size_text(need - free)} too few: set table.store=memory, a smaller table.dim, fewer rows, or "
+                "optim.rows=rowwise_adagrad, which has one float of state"
+            )
+        shapes = {"weight": (self.dim,), "state": (self.state_dim,)}
+        self._rows = {
+            array: gpu.torchs_memory((len(self), *shapes.get(array, ())), kind, gpu.device)
+            for array, kind in KINDS.items()
+        }
+        addresses = [values.data_ptr() for values in self._rows.values()]
+        self.device_rows = _C.GpuRows(partition, addresses, self.dim, self.state_dim, gpu)
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    @property
+    def weight(self) -> np.ndarray:
+        return self.snapshot("weight", slice(None))
+
+    @property
+    def state(self) -> np.ndarray:
+        return self.snapshot("state", slice(None))
+
+    @property
+    def clock(self) -> np.ndarray:
+        return self.snapshot("clock", slice(None))
+
+    def _initialise_rows(self, keys_of, num: int, seed: int, std: float, threads: int):
+        for array in ("state", "clock", "touched"):
+            self._rows[array].zero_()
+
+        def initialise(begin: int):
+            keys = keys_of(begin, min(begin + INIT_CHUNK_ROWS, num))
+            values = self.empty("weight", len(keys))
+            _C.init_rows(values, keys, seed, std)
+            self._rows["weight"][begin : begin + len(keys)] = torch.from_numpy(values).to(self._device)
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(initialise, range(0, num, INIT_CHUNK_ROWS)))  # raises what a thread raised
+
+    @property
+    def _device(self) -> torch.device:
+        return self._rows["weight"].device
+
+    def _place(self, rows: np.ndarray | slice) -> torch.Tensor | slice:
+        return rows if isinstance(rows, slice) else torch.from_numpy(np.asarray(rows, np.int64)).to(self._device)
+
+    def assign(self, rows: np.ndarray | slice, weight=None, state=None, clock=None):
+        self._gpu.finish(self._device)
+        place = self._place(rows)
+        for array, values in (("weight", weight), ("state", state), ("clock", clock)):
+            if values is not None:
+                to = self._rows[array]
+                given = np.ascontiguousarray(values, np.int32 if array == "clock" else np.float32)
+                to[place] = torch.from_numpy(given).to(self._device)
+        self._rows["touched"][place] = 1
+
+    def snapshot(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
+        self._gpu.finish(self._device)
+        values = self._rows[array]
+        if isinstance(rows, slice):
+            found = values[rows]
+            if out is None:
+                return found.cpu().numpy() if found.is_cuda else found.numpy().copy()
+            torch.from_numpy(out).copy_(found)
+            return out
+        if out is None:
+            out = self.empty(array, len(rows))
+        at_a_time = max(1, COPIED_BYTES // max(1, values[:1].nbytes))
+        for begin in range(0, len(rows), at_a_time):
+            part = slice(begin, begin + at_a_time)
+            torch.from_numpy(out[part]).copy_(values[self._place(rows[part])])
+        return out
+
+    def copied(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None) -> np.ndarray | InParts:
+        if out is not None:
+            return self.snapshot(array, rows, out)
+        every = range(*rows.indices(len(self))) if isinstance(rows, slice) else rows
+
+        def part_of(part: slice) -> np.ndarray:
+            some = every[part]
+            return self.snapshot(array, slice(some.start, some.stop) if isinstance(some, range) else some)
+
+        like = self.empty(array, 0)
+        return InParts(part_of, like.dtype, (len(every), *like.shape[1:]))
+
+    def changed(self) -> np.ndarray:
+        return np.flatnonzero(self.snapshot("touched", slice(None)))
+
+    def forget_changes(self, mark: object):
+        self._gpu.finish(self._device)
+        self._rows["touched"].zero_()
+        self.mark = mark
