@@ -86,6 +86,9 @@ bench_variant() {  # SETTINGS: another way of the same step
   bench step device=cuda ranks=1 "${STEP[@]}" steps=150 warmup=50 repeats=1 \
     "settings=table.staleness=null,$CACHED,$1"
 }
+bench_rows_on_gpu() {
+  bench step device=cuda ranks=1 "${STEP[@]}" steps=150 warmup=50 repeats=1 settings=table.staleness=0,table.store=gpu
+}
 bench_two_ranks() {  # both on one GPU where there is one
   bench step device=cuda ranks=2 "${STEP[@]}" steps=100 warmup=50 repeats=1 bounds=100,0 \
     "settings=table.staleness=null,$CACHED"
@@ -131,6 +134,8 @@ if [[ -n $WHEELS ]]; then
   check setup "$ROOT/run.sh" setup
   [[ $PEERS == local ]] || check torchrec in_venv python -m pip install --no-deps -r "$TORCHREC"
   check bench_step bench_step "$PEERS"
+  check rows_on_gpu bench_rows_on_gpu
+  check on_gpu in_venv python -m pytest -q -p no:cacheprovider "$ROOT"/tests/support/{batches,rows}_on_gpu.py
   check kernels bench kernels "${STEP[@]}"
   check loader_threads bench_variant loader.threads=2
   check no_requests_ahead bench_variant table.look_ahead=false

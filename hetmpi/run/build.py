@@ -25,6 +25,7 @@ from hetmpi.data.tabular import Encoder, Tabular
 from hetmpi.data.tabular.stream import Ranks, Stream
 from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing, one_line
+from hetmpi.gpu import gpu_of
 from hetmpi.memory import check_fits
 from hetmpi.open_rows import FIRST_KEY
 from hetmpi.owner.gpu_rows import GpuStore
@@ -500,8 +501,12 @@ def evaluations_due(config: DictConfig, source: Source, world_size: int, start: 
 
 
 def precision_of(config: DictConfig, device: torch.device) -> Callable[[], AbstractContextManager]:
-    """Contexts in which the network is computed as train.precision says."""
-    dtype = PRECISIONS[config.train.precision]
+    """Contexts in which the network is computed as train.precision says. Raises UserError for tf32 without a GPU."""
+    is_tf32, dtype = config.train.precision == "tf32", PRECISIONS[config.train.precision]
+    if gpu_of(device) is not None:
+        torch.backends.cuda.matmul.allow_tf32 = is_tf32
+    elif is_tf32:
+        raise UserError("train.precision=tf32 is a format of GPUs, the device is cpu: set train.precision=float32")
     return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype)
 
 

@@ -11,7 +11,8 @@ from hetmpi.errors import UserError
 from hetmpi.world.world import World
 
 DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = {"float32": None, "bf16": torch.bfloat16}  # of matrix products, None: that of their factors
+# Of matrix products, None: that of their factors. tf32: 32-bit factors are rounded to 10 bits of mantissa in products.
+PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16}
 
 
 def has_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:

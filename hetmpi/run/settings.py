@@ -260,7 +260,7 @@ class Log:
 class Train:
     precision: str = setting(
         "float32",
-        "if the processor or GPU multiplies 16-bit numbers faster",
+        "bf16 if the processor or GPU multiplies 16-bit numbers faster, tf32 on GPUs",
         choices=tuple(PRECISIONS),
     )
     accumulate: int = setting(
