@@ -99,7 +99,7 @@ class Gpu:
         where = device.index or 0, cls.torchs_stream_on(device)
         if order is None:
             order = cls.torchs_memory(_C.row_order_size(n, num_rows), torch.int32, device)
-            scratch = cls.torchs_memory(_C.row_order_scratch(n, num_rows), torch.uint8, device)
+            scratch = cls.torchs_memory(_C.row_order_scratch(n, num_rows, where[0]), torch.uint8, device)
             _C.order_rows(index.data_ptr(), n, num_rows, order.data_ptr(), scratch.data_ptr(), *where)
         parts = len(values), n // max(len(values), 1), values.stride(0)
         addresses = (one.data_ptr() for one in (order, later, sums))
@@ -119,15 +119,18 @@ class Gpu:
             return self._copy.item()
 
 
-def keep_order(index: Tensor, order: Tensor):
-    """Lets look_up(rows, index) know the order of the index by row, of _C.CudaUnique."""
-    index.row_order = order, index._version
+def keep_order(index: Tensor, order: Tensor, num_rows: int):
+    """Lets look_up(rows, index) know the order of the index by row, of _C.CudaUnique for so many keys."""
+    if not index.is_inference():  # which cannot tell whether it changes
+        index.row_order = order, num_rows, index._version
 
 
-def order_of(index: Tensor) -> Tensor | None:
-    """What keep_order() was told of this index, unless it has changed since."""
-    order, version = getattr(index, "row_order", (None, None))
-    return order if version == index._version else None
+def order_of(index: Tensor, num_rows: int | None = None) -> Tensor | None:
+    """What keep_order() was told of this index, unless it has changed since. num_rows: None for any."""
+    kept = getattr(index, "row_order", None)
+    if kept is None or kept[2] != index._version or num_rows not in (None, kept[1]):
+        return None
+    return kept[0]
 
 
 def gpu_of(device: torch.device) -> type[Gpu] | None:

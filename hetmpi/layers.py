@@ -30,7 +30,7 @@ def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     if rows.device != index.device:
         raise ValueError(f"look_up: rows on {rows.device}, index on {index.device}: they must be on one device")
     if torch.is_grad_enabled():
-        return LookUp.apply(rows, index.contiguous(), order_of(index))
+        return LookUp.apply(rows, index.contiguous(), order_of(index, len(rows)))
     return rows.index_select(0, index.reshape(-1)).view(*index.shape, rows.shape[1])
 
 

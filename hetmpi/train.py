@@ -340,6 +340,9 @@ class Training:
                 self.dense.step(step)
         except NotFinite as problem:
             self.check_losses()  # a loss that is not finite came before its gradients
+            is_late = any(table.checks_late for table in self.tables.values())
+            if is_late:
+                raise UserError(f"{problem}, told at step {step + 1}, of one before: {self._advice()}") from problem
             raise UserError(f"{problem}, at step {step + 1}: {self._cause(batch, keys, rows)}") from problem
         return loss
 
@@ -722,16 +725,15 @@ class Training:
 
     def _cause(self, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> str:
         """The cause of a loss or gradient that is not finite, and how to avoid it."""
-        optim = self.config.optim
         # A GPU has updated the parameters, by the gradients of this loss, before the host learns of it.
         model = self.model if self.device.type == "cpu" else None
+        return self.task.not_finite(batch) or what_is_not_finite(keys, rows, model) or self._advice()
+
+    def _advice(self) -> str:
+        optim = self.config.optim
         return (
-            self.task.not_finite(batch)
-            or what_is_not_finite(keys, rows, model)
-            or (
-                f"lower optim.rows_lr (now {optim.rows_lr}) or optim.dense_lr (now {optim.dense_lr}), or warm up over "
-                "more steps (optim.warmup_steps)"
-            )
+            f"lower optim.rows_lr (now {optim.rows_lr}) or optim.dense_lr (now {optim.dense_lr}), or warm up over more "
+            "steps (optim.warmup_steps)"
         )
 
     def close(self):

@@ -7,7 +7,7 @@
 //   announce  lets the request of the next batch leave with the write before its read, so that rows come while the
 //             dense layers are summed. By windows it does nothing: rows would not travel before their reader gets them
 //             (docs/negative.md, "Wire")
-//   write     each rank sends its gradients to their owners
+//   write     each rank sends its gradients to their owners; of rows on a device (device_rows.h) applies them there
 //   apply     (in write on one node, and where replies are on their way; otherwise in the next read) each owner waits
 //             for the gradients of all ranks, sums them per key in an order of ranks (owner/rank_sums.h) and applies
 //             the row optimizer once; a read waits for the owners of its rows

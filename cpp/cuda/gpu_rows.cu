@@ -57,7 +57,6 @@ struct GpuRows::Memory {
   StreamEvents events;
   DeviceArray<int32_t> is_bad;
   PinnedArray<int32_t> was_bad;  // of the last step
-  DeviceArray<float> copied;
 
   explicit Memory(int device) : events(device) {
     is_bad.make_room(1, 0, nullptr);
@@ -71,7 +70,8 @@ GpuRows::GpuRows(const Partition& partition, Arrays arrays, int64_t dim, int64_t
       dim_(dim),
       state_dim_(state_dim),
       device_(device),
-      model_(std::move(model)) {
+      model_(std::move(model)),
+      stream_(model_.stream()) {
   const OnDevice here(device);
   memory_ = std::make_unique<Memory>(device);
 }
@@ -87,7 +87,7 @@ ModelRows GpuRows::read(const KeysOfCall& keys) {
   const OnDevice here(device_);
   memory_->events.collect();
   const ModelRows rows = model_.rows(keys->size());
-  const Stream stream = model_.stream();
+  const Stream stream = enter();
   read(*keys, rows.at, stream);
   memory_->events.keep(keys);
   memory_->events.record(on(stream));
@@ -97,7 +97,7 @@ ModelRows GpuRows::read(const KeysOfCall& keys) {
 void GpuRows::apply(const KeysOfCall& keys, const ModelRows& grads, const RowOptimizer& rule) {
   const OnDevice here(device_);
   const int64_t n = keys->size();
-  const cudaStream_t stream = on(model_.stream());
+  const cudaStream_t stream = on(enter());
   Memory& m = *memory_;
   m.is_bad.clear(1, stream);
   launch(check_kernel, n * dim_, stream, grads.at, n * dim_, m.is_bad.data());
@@ -119,14 +119,19 @@ void GpuRows::check() {
 }
 
 void GpuRows::copy(const Keys& keys, float* out) {
+  if (keys.size() == 0) return;
   const OnDevice here(device_);
+  const ModelRows rows = model_.rows(keys.size());
+  const cudaStream_t stream = on(enter());
+  read(keys, rows.at, stream);
+  HETMPI_CHECK(cudaMemcpyAsync(out, rows.at, keys.size() * dim_ * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  HETMPI_CHECK(cudaStreamSynchronize(stream));
+}
+
+Stream GpuRows::enter() {
   const Stream stream = model_.stream();
-  const int64_t num = keys.size() * dim_;
-  if (num == 0) return;
-  memory_->copied.make_room(num, 0, on(stream));
-  read(keys, memory_->copied.data(), stream);
-  HETMPI_CHECK(cudaMemcpyAsync(out, memory_->copied.data(), num * sizeof(float), cudaMemcpyDeviceToHost, on(stream)));
-  HETMPI_CHECK(cudaStreamSynchronize(on(stream)));
+  if (stream != stream_) memory_->events.hand_over(on(stream_), on(stream), true);
+  return stream_ = stream;
 }
 
 void GpuRows::read(const Keys& keys, float* out, Stream stream) const {

@@ -1,5 +1,5 @@
 // GpuRows: all rows of a table of one rank, in a GPU's memory. A step reads and updates them where they are, in the
-// model's stream: no row is copied to the host or from it, and nothing waits.
+// model's stream: no row is copied to the host or from it, and the host waits for nothing but the step before.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +42,8 @@ class GpuRows : public DeviceRows {
  private:
   struct Memory;
 
+  // The model's stream, after all that was given to another one before.
+  Stream enter();
   void read(const Keys& keys, float* out, Stream stream) const;
 
   Partition partition_;
@@ -49,6 +51,7 @@ class GpuRows : public DeviceRows {
   int64_t dim_, state_dim_;
   int device_;
   Model model_;
+  Stream stream_;  // of the last call
   std::unique_ptr<Memory> memory_;
   std::pair<KeysOfCall, ModelRows> last_;  // of the step that is not checked yet
 };

@@ -124,8 +124,10 @@ void sort_places(const int64_t* values, int64_t n, int bits, int64_t* sorted, in
                                                0, bits, s));
 }
 
-int64_t scratch_bytes(int64_t n, int64_t num_rows) {
+int64_t scratch_bytes(int64_t n, int64_t num_rows, int device) {
   check_length(n);
+  check_length(num_rows);
+  const OnDevice here(device);
   size_t bytes = 0;
   sort_places(nullptr, n, bits_of(num_rows - 1), nullptr, nullptr, nullptr, nullptr, bytes, nullptr);
   return aligned(bytes) + n * (sizeof(int64_t) + sizeof(int32_t));

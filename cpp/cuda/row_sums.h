@@ -47,7 +47,7 @@ void sort_places(const int64_t* values, int64_t n, int bits, int64_t* sorted, in
 // The order of rows (n) in [0, num_rows). memory: of scratch_bytes(n, num_rows).
 void order_rows(const int64_t* rows, int64_t n, int64_t num_rows, const RowOrder& order, void* memory, int device,
                 Stream stream);
-int64_t scratch_bytes(int64_t n, int64_t num_rows);
+int64_t scratch_bytes(int64_t n, int64_t num_rows, int device);
 
 // sums (num_rows, dim) of values (num_parts * m, dim), as sum_by_row(). n = num_parts * m. later (num_windows(n), dim):
 // scratch memory.

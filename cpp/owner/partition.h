@@ -44,6 +44,7 @@ class Partition {
 
   // REQUIRES: 0 <= key < num_rows.
   HETMPI_SHARED Place locate(int64_t key) const {
+    if (size_ == 1 && kind_ != Kind::kHash) return {0, key};
     if (kind_ == Kind::kRange) {
       const auto owner = static_cast<int64_t>((static_cast<__int128>(key + 1) * size_ - 1) / num_rows_);
       return {owner, key - first_of(owner)};

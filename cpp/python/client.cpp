@@ -333,7 +333,7 @@ void bind_keys(py::module_& m) {
       .def("find", &found_again, "tensor"_a, "Those of this tensor, None if its values are others now.");
 }
 
-// Gradients at s = 0: where the device's rows are, or in host memory and finite. There those of a GPU are waited for.
+// Gradients at s = 0: where the device's rows are; else in host memory and finite, for which those of a GPU are waited.
 ModelRows exact_grads(const py::object& grads, const Keys& keys, const ExactClient& client) {
   const Table& table = client.table();
   const InPart push(*table.spans, kPush);

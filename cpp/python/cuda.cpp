@@ -72,8 +72,8 @@ GpuRows::Model model_with_rows(const py::object& gpu, int64_t dim) {
           [](const Keys& keys, const ModelRows& grads) {
             const py::gil_scoped_acquire acquire;
             const auto values = static_cast<const py::object*>(grads.memory.get())->attr("cpu")().attr("numpy")();
-            const auto array = values.cast<Array<float>>();
-            refuse_if_not_finite(keys.array.data(), keys.size(), array.data(), array.shape(1));
+            py::module_::import("hetmpi.table.client")
+                .attr("check_finite")(array_of(keys.array), values, "gradients of the step before");
           }};
 }
 
@@ -100,10 +100,9 @@ void bind_cuda(py::module_& m) {
           },
           "ids"_a, "n"_a, "limit"_a, "keys"_a, "index"_a, "order"_a, "stream"_a, WithoutGil(),
           "ids (n,) int64 below limit -> keys (n,), of which it returns how many it fills, index (n,), as _C.unique, "
-          "and "
-          "the order of the ids by key (row_order_size(n, n),) int32.");
+          "and the order of the ids by key (row_order_size(n, n),) int32.");
   m.def("row_order_size", &RowOrder::size, "n"_a, "num_rows"_a, "Of an order of n occurrences by row, in numbers.");
-  m.def("row_order_scratch", &scratch_bytes, "n"_a, "num_rows"_a, "Bytes that order_rows needs.");
+  m.def("row_order_scratch", &scratch_bytes, "n"_a, "num_rows"_a, "device"_a, "Bytes that order_rows needs.");
   m.def("num_later_sums", &RowOrder::num_windows, "n"_a, "Rows of `later` in sum_by_row_on_gpu.");
   m.def(
       "order_rows",

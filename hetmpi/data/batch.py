@@ -140,7 +140,7 @@ class Batch:
         )
         order = order_of(self.index)
         if order is not None:
-            keep_order(index, to_device(order, device))
+            keep_order(index, to_device(order, device), sum(map(len, self.keys.values())))
         weight = None if self.weight is None else to_device(self.weight, device)
         bags = tuple(zip(bags[::2], bags[1::2]))
         bag_weights = tuple(one if one is None else to_device(one, device) for one in self.bag_weights)

@@ -48,7 +48,7 @@ class GpuBatches:
         addresses = (one.data_ptr() for one in (keys, index, order))
         num = core.unique(ids.data_ptr(), n, self.num_rows, *addresses, gpu.stream)
         index = index.view(samples.ids.shape)
-        keep_order(index, order)
+        keep_order(index, order, num)
         on_host = gpu.fetched(keys[:num])
         _C.note_distinct(on_host.numpy())
         teacher, weight = (None if one is None else torch.from_numpy(one) for one in (samples.teacher, samples.weight))

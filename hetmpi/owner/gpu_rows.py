@@ -34,6 +34,12 @@ def gpu_bytes(layout: Layout) -> int:
     return layout.num_rows * (4 * (layout.dim + layout.state_dim) + 5)
 
 
+def parts_of(array: torch.Tensor, num: int) -> list[slice]:
+    """Places of `num` rows of an array, in parts of about COPIED_BYTES."""
+    at_a_time = max(1, COPIED_BYTES // max(1, array[:1].nbytes))
+    return [slice(begin, begin + at_a_time) for begin in range(0, num, at_a_time)]
+
+
 class GpuShard(Shard):
     """A shard whose rows are in a GPU's memory. To be opened by open_memory()."""
 
@@ -42,18 +48,22 @@ class GpuShard(Shard):
         self._gpu, self._num_rows = gpu_of(device), layout.num_rows
         gpu = self._gpu(device)
         need, free = gpu_bytes(layout), gpu.free_bytes(gpu.device)
+        error = UserError(
+            f"table.store=gpu: {name} needs {size_text(need)} for {layout.num_rows:,} rows of dim {layout.dim} with "
+            f"{layout.state_dim} floats of optimizer state, {size_text(free)} are free on {gpu.device}, "
+            f"{size_text(need - free)} too few: set table.store=memory, a smaller table.dim, fewer rows, or "
+            "optim.rows=rowwise_adagrad, which has one float of state"
+        )
         if need > free:
-            raise UserError(
-                f"table.store=gpu: {name} needs {size_text(need)} for {layout.num_rows:,} rows of dim {layout.dim} "
-                f"with {layout.state_dim} floats of optimizer state, {size_text(free)} are free on {gpu.device}, "
-                f"{size_text(need - free)} too few: set table.store=memory, a smaller table.dim, fewer rows, or "
-                "optim.rows=rowwise_adagrad, which has one float of state"
-            )
+            raise error
         shapes = {"weight": (self.dim,), "state": (self.state_dim,)}
-        self._rows = {
-            array: gpu.torchs_memory((len(self), *shapes.get(array, ())), kind, gpu.device)
-            for array, kind in KINDS.items()
-        }
+        try:
+            self._rows = {
+                array: gpu.torchs_memory((len(self), *shapes.get(array, ())), kind, gpu.device)
+                for array, kind in KINDS.items()
+            }
+        except torch.OutOfMemoryError as problem:  # free in pieces
+            raise error from problem
         addresses = [values.data_ptr() for values in self._rows.values()]
         self.device_rows = _C.GpuRows(partition, addresses, self.dim, self.state_dim, gpu)
 
@@ -84,6 +94,7 @@ class GpuShard(Shard):
 
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(initialise, range(0, num, INIT_CHUNK_ROWS)))  # raises what a thread raised
+        self._gpu.finish(self._device)  # these threads may have another stream than the model
 
     @property
     def _device(self) -> torch.device:
@@ -94,28 +105,32 @@ class GpuShard(Shard):
 
     def assign(self, rows: np.ndarray | slice, weight=None, state=None, clock=None):
         self._gpu.finish(self._device)
-        place = self._place(rows)
         for array, values in (("weight", weight), ("state", state), ("clock", clock)):
             if values is not None:
-                to = self._rows[array]
-                given = np.ascontiguousarray(values, np.int32 if array == "clock" else np.float32)
-                to[place] = torch.from_numpy(given).to(self._device)
-        self._rows["touched"][place] = 1
+                kind = np.int32 if array == "clock" else np.float32
+                self._assign(self._rows[array], rows, np.asarray(values, kind))
+        self._rows["touched"][self._place(rows)] = 1
+        self._gpu.finish(self._device)  # in whichever stream that was
+
+    def _assign(self, to: torch.Tensor, rows: np.ndarray | slice, values: np.ndarray):
+        if isinstance(rows, slice):
+            to[rows].copy_(torch.from_numpy(np.ascontiguousarray(values)))
+            return
+        values = np.broadcast_to(values, (len(rows), *to.shape[1:]))
+        for part in parts_of(to, len(rows)):
+            to[self._place(rows[part])] = torch.from_numpy(np.ascontiguousarray(values[part])).to(self._device)
 
     def snapshot(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
         self._gpu.finish(self._device)
         values = self._rows[array]
         if isinstance(rows, slice):
             found = values[rows]
-            if out is None:
-                return found.cpu().numpy() if found.is_cuda else found.numpy().copy()
-            torch.from_numpy(out).copy_(found)
-            return out
+            to = torch.empty_like(found, device="cpu") if out is None else torch.from_numpy(out)
+            to.copy_(found)
+            return to.numpy() if out is None else out
         if out is None:
             out = self.empty(array, len(rows))
-        at_a_time = max(1, COPIED_BYTES // max(1, values[:1].nbytes))
-        for begin in range(0, len(rows), at_a_time):
-            part = slice(begin, begin + at_a_time)
+        for part in parts_of(values, len(rows)):
             torch.from_numpy(out[part]).copy_(values[self._place(rows[part])])
         return out
 

@@ -43,7 +43,7 @@ from hetmpi.table.client import MOST_AHEAD
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import OF_RULES, ROW_RULES, RowOptimizer
 from hetmpi.table.spec import TableSpec
-from hetmpi.table.table import EmbeddingTable, ahead_at_0
+from hetmpi.table.table import EmbeddingTable, ahead_at_0, check_on_gpu
 from hetmpi.table.vocabularies import Vocabularies
 from hetmpi.table.vocabulary import Vocabulary
 from hetmpi.tasks.task import Task
@@ -152,6 +152,8 @@ def make_parts(
 ) -> Parts:
     """source (prepared), model: replace those that the settings name. resumed: of a stream, as its open(). before: the
     encoder with which the data begin. Collective. Raises UserError."""
+    if config.table.store == "gpu":  # before data are prepared
+        check_on_gpu(world, staleness_of(config), device)
     if source is None:
         source = make(config.data)
         if before is not None and hasattr(source, "begin_with"):

@@ -318,13 +318,13 @@ def memory_lines(plan: Plan, needs: list[tuple]) -> list[str]:
         fits = "fits" if need <= free else "DOES NOT FIT: use more nodes, a smaller table.dim or a smaller cache"
         lines.append(f"{host}, {ranks} rank(s): {size_text(need)} of {size_text(free)} free in {place}: {fits}")
     if largest.gpu > 0:
-        lines.append(f"memory of a GPU for a rank's rows and cache, at most: {size_text(largest.gpu)}{of_free(plan)}")
+        free = gpu_of(plan.device).free_bytes(plan.device)
+        fits = "fits" if largest.gpu <= free else "DOES NOT FIT: use a smaller table.dim, fewer rows or a smaller cache"
+        lines.append(
+            f"memory of a GPU for a rank's rows and cache, at most: {size_text(largest.gpu)} of {size_text(free)} free "
+            f"on {plan.device}, where model and batches come on top: {fits}"
+        )
     return lines
-
-
-def of_free(plan: Plan) -> str:
-    free = gpu_of(plan.device).free_bytes(plan.device)
-    return f" of {size_text(free)} free on {plan.device}, without model and batches"
 
 
 def traffic_lines(config: DictConfig, traffic: Traffic) -> list[str]:

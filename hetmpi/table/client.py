@@ -136,12 +136,13 @@ class OpenTable:
         self._kept = context, node, rings
 
 
-def check_finite(keys, values: np.ndarray):
-    """Raises NotFinite if gradients (n, width) float32 of keys (n,), or sums of gradients, are NaN or infinite."""
+def check_finite(keys, values: np.ndarray, which: str = "gradients"):
+    """Raises NotFinite if gradients (n, width) float32 of keys (n,), or sums of gradients, are NaN or infinite. which:
+    what they are, for the message."""
     if not _C.all_finite(values):
         wrong = np.flatnonzero(~np.isfinite(values).all(1))
         first = values[wrong[0]]
         raise NotFinite(
-            f"EmbeddingTable.write: gradients must be finite, got {first[~np.isfinite(first)][0]} for key "
+            f"EmbeddingTable.write: {which} must be finite, got {first[~np.isfinite(first)][0]} for key "
             f"{int(keys[wrong[0]])} ({len(wrong):,} of {len(values):,} keys)"
         )

@@ -237,6 +237,12 @@ class EmbeddingTable:
             return ahead_at_0(self.memory.reads_ahead, self.client.pays_ahead)
         return self._context.batches_per_pull
 
+    @property
+    def checks_late(self) -> bool:
+        """Whether gradients that are not finite are found after the write of their step: those of a GPU, unless they
+        are copied to the host in it."""
+        return self.cache.computes_beside and (not self.staleness.is_exact or self.shard.device_rows is not None)
+
     # Checks of keys and gradients.
 
     def remember(self, batches: int):
@@ -328,13 +334,13 @@ def check_arguments(dim: int, exchange: str, batches_per_pull: int):
 
 def check_on_gpu(world: World, staleness: Staleness, device: torch.device):
     """Raises UserError where a table cannot have its rows on a GPU."""
-    cure = "set table.store=memory, which keeps rows in host memory"
+    cure = "table.store=memory, which keeps rows in host memory"
     if gpu_of(device) is None:
         raise UserError(f"table.store=gpu needs a GPU, the device is {device}: set device=cuda, or {cure}")
     if not staleness.is_exact:
         raise UserError(f"table.store=gpu needs table.staleness=0, where no rows are cached: set that, or {cure}")
     if world.size > 1:
-        raise UserError(f"table.store=gpu is for one rank, this run has {world.size}: {cure}")
+        raise UserError(f"table.store=gpu is for one rank, this run has {world.size}: set {cure}")
 
 
 def kind_of(value) -> str:

@@ -1,7 +1,7 @@
 // CudaRowCache compared with RowCache over random streams of calls: slots, rows, clocks, pushed sums, counts and lags,
-// bit for bit. And CudaUnique compared with a search, and sums
-// by row with the CPU's. Built with nvcc it runs on the GPU, with tests/cpp/cuda_on_cpu
-// first in the include path on the CPU. Exit code 0 if all holds, otherwise 1 with the failure on stderr.
+// bit for bit. CudaUnique compared with a search, and sums by row with the CPU's. Built with nvcc it runs on the GPU,
+// with tests/cpp/cuda_on_cpu first in the include path on the CPU. Exit code 0 if all holds, otherwise 1 with the
+// failure on stderr.
 //
 //   cuda_cache_test [SEED [STREAMS]]   default 1 60
 #include "cuda/cuda_cache.h"
@@ -341,7 +341,7 @@ void check_order(Random& random) {
     for (int64_t& row : index) row = pick(random, 1 + pick(random, num_rows));  // the first rows are frequent
     const OnGpu rows(index);
     const OnGpu order(Clocks(RowOrder::size(n, num_rows), 7));
-    const OnGpu scratch(Bytes(scratch_bytes(n, num_rows)));
+    const OnGpu scratch(Bytes(scratch_bytes(n, num_rows, 0)));
     order_rows(rows.get(), n, num_rows, RowOrder(order.get(), n), scratch.get(), 0, nullptr);
     check_sums(random, index, num_rows, order);
   }

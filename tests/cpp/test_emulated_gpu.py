@@ -93,6 +93,17 @@ def test_without_lines_steps_need_no_new_memory(package):
     assert "allocations" not in json.loads(outcome.text.strip().splitlines()[-1]), outcome.text
 
 
+def test_rows_on_a_gpu_are_planned_for_and_refused_before_data_are_made(package):
+    settings = "train", "device=cuda", "table.store=gpu", "dry_run=true", "steps=20"
+    fits = run(package, 1, "-m", "hetmpi", *settings, "data.scale=0.001")
+    assert fits.code == 0, fits.text
+    assert re.search(r"rows and cache, at most: 4 MiB of .* free on cpu:0, .*: fits", fits.text), fits.text
+    short = run(package, 1, "-m", "hetmpi", *settings, "data.scale=0.001", HETMPI_TEST_GPU_BYTES="1000000")
+    assert "DOES NOT FIT: use a smaller table.dim" in short.text, short.text
+    two = run(package, 2, "-m", "hetmpi", *settings, "data.path=nowhere", "data=criteo")
+    assert two.code != 0 and "table.store=gpu is for one rank, this run has 2: set table.store=memory" in two.text
+
+
 @pytest.mark.rare
 def test_tables_keep_their_promises_with_their_rows_on_a_gpu(package):
     """Left out: what is told later there, and what changes a shard's arrays in place."""

@@ -34,9 +34,10 @@ def test_batches_are_those_of_the_cpu():
 
 
 @pytest.mark.parametrize("dim", [1, 6, 128])
-@pytest.mark.parametrize("of", ["batch", "columns", "changed"])
+@pytest.mark.parametrize("of", ["batch", "columns", "changed", "one row more", "parts"])
 def test_gradients_have_the_bits_of_the_cpu(monkeypatch, dim, of):
-    """of: what is looked up. Only the batch's index itself has an order; the sums are right without one, too."""
+    """of: what is looked up. Only the batch's index itself has an order, of as many rows; the sums are right without
+    one, too. In parts: as where the network concatenates the rows with other numbers."""
     gpu, orders = gpu_of(DEVICE), []
     sum_by_row = gpu.sum_by_row
     monkeypatch.setattr(
@@ -48,14 +49,21 @@ def test_gradients_have_the_bits_of_the_cpu(monkeypatch, dim, of):
         index = index[:, 1:3]
     elif of == "changed":
         index[:, 1] = index[:, 0]
+    elif of == "one row more":
+        num_rows += 1
     generator = torch.Generator().manual_seed(0)
     rows, grads = (torch.randn(*shape, dim, generator=generator) for shape in ((num_rows,), index.shape))
     rows_on_gpu = gpu.torchs_memory(rows.shape, rows.dtype, DEVICE).copy_(rows).requires_grad_()
-    look_up(rows_on_gpu, index).backward(grads.to(DEVICE))
+    found = look_up(rows_on_gpu, index)
+    if of == "parts":
+        more = torch.cat([found.flatten(1), torch.ones(len(found), 5, device=found.device)], 1)
+        more[:, :-5].backward(grads.flatten(1).to(DEVICE))
+    else:
+        found.backward(grads.to(DEVICE))
     expected = np.empty((num_rows, dim), np.float32)
     _C.sum_by_row(grads.view(1, -1).numpy(), index.cpu().reshape(-1).numpy(), expected)
     assert np.array_equal(expected, rows_on_gpu.grad.cpu().numpy())
-    assert orders == [of == "batch"]
+    assert orders == [of in ("batch", "parts")]
 
 
 def test_threads_that_come_and_go_share_streams(monkeypatch):

@@ -72,7 +72,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_told_in_the_next_c
     grads[3, 7] = wrong
     table.read(keys)
     table.write(keys, grads.to(table.device))
-    told = rf"gradients must be finite, got {wrong} for key 3 \(1 of 5 keys\)"
+    told = rf"gradients of the step before must be finite, got {wrong} for key 3 \(1 of 5 keys\)"
     with pytest.raises(NotFinite, match=told):
         if told_by == "flush":
             table.flush()

@@ -56,6 +56,7 @@ def test_a_wrong_setting_is_told_once(override):
         ("table.partition=ring", ["table.partition must be one of round_robin, range, hash, got ring"]),
         ("table.exchange=mail", ["table.exchange must be one of messages, windows, auto, got mail"]),
         ("batchsize=4", ["did you mean batch_size?"]),
+        ("table.store=gpu", ["table.store=gpu needs a GPU, the device is cpu: set device=cuda, or table.store=memory"]),
         ("model._target_=nowhere.Model", ["cannot import nowhere.Model"]),
         ("model._target_=torch.nn.Identity", ["Identity: set self.row_dim"]),
         ("model._target_=odd_models.HasNoParameters", ["odd_models.HasNoParameters: it has no parameters"]),
