@@ -669,7 +669,7 @@ class Training:
             batch = make(samples)
             for name, keys in self.task.keys(batch).items():
                 if name not in self.vocabularies.of_tables:  # ids have no key yet
-                    self.tables[name].check(keys)
+                    self.tables[name].check(keys, are_fixed=True)
             return batch
 
         return made

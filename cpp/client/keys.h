@@ -29,6 +29,7 @@ struct Keys {
   std::vector<uint8_t> is_remote;                                 // (n): of other nodes
   Buffer<uint8_t> is_admitted;                                    // (n): that may be cached
   int64_t num_admitted;
+  bool are_fixed = false;  // whether those of the batch stay as they are
 
   // keys (n). Throws std::out_of_range for a key that is not in the table.
   Keys(const KeySpace& space, const int64_t* keys, int64_t n, std::shared_ptr<const void> identity)

@@ -214,16 +214,20 @@ std::vector<uint8_t> ranks_in(const Mask& mask, const Partition& partition) {
   return {mask.data(), mask.data() + mask.size()};
 }
 
-PyKeys keys_of(const KeySpace& space, const py::object& tensor, const Array<int64_t>& values) {
+PyKeys keys_of(const KeySpace& space, const py::object& tensor, const Array<int64_t>& values, bool are_fixed) {
   const int64_t *key = values.data(), n = values.size();
   std::shared_ptr<const void> identity(kept(tensor), tensor.ptr());
   py::gil_scoped_release release;
-  return std::make_shared<Keys>(space, key, n, std::move(identity));
+  PyKeys keys = std::make_shared<Keys>(space, key, n, std::move(identity));
+  keys->are_fixed = are_fixed;
+  return keys;
 }
 
 // Those of this tensor, if it still has their values; else null.
 PyKeys found_again(const RecentKeys& recent, const py::object& tensor) {
   const auto found = recent.of_batch(tensor.ptr());  // copied: numpy() may let another thread add keys
+  for (const PyKeys& keys : found)
+    if (keys->are_fixed) return keys;
   if (found.empty()) return nullptr;
   const auto values = Array<int64_t>::ensure(tensor.attr("numpy")());
   for (const PyKeys& keys : found)
@@ -323,9 +327,9 @@ void bind_keys(py::module_& m) {
                }),
            "partition"_a, "rank"_a, as_is("remote_ranks"), as_is("admitted_ranks"), "lines"_a, py::keep_alive<1, 6>(),
            "Masks (size,) bool of the ranks on other nodes, and of those whose rows may be cached.")
-      .def("keys", &keys_of, "tensor"_a, as_is("values"),
-           "Keys of values (n,) int64. tensor: identifies the batch. Raises IndexError for a key that is not in the "
-           "table. Thread-safe.");
+      .def("keys", &keys_of, "tensor"_a, as_is("values"), "are_fixed"_a = false,
+           "Keys of values (n,) int64. tensor: identifies the batch. are_fixed: its values stay as they are. Raises "
+           "IndexError for a key that is not in the table. Thread-safe.");
   py::class_<RecentKeys>(m, "RecentKeys", "Keys that were checked last.")
       .def(py::init<size_t>(), "most"_a)
       .def_property("most", &RecentKeys::most, &RecentKeys::set_most, "How many are kept.")

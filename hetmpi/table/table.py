@@ -249,11 +249,12 @@ class EmbeddingTable:
         """For a loader that checks keys of so many batches before the first of them is announced."""
         self._recent.most = MOST_KNOWN + batches
 
-    def check(self, keys: torch.Tensor) -> Keys:
-        """Checks keys that read, prefetch and write will get as the same tensor, which then need not. Thread-safe: for
-        the thread that makes a batch. Returns them for the client. Raises as read()."""
+    def check(self, keys: torch.Tensor, are_fixed: bool = False) -> Keys:
+        """Checks keys that read, prefetch and write will get as the same tensor, which then need not. are_fixed: their
+        values stay as they are; otherwise these calls compare them with those checked. Thread-safe: for the thread that
+        makes a batch. Returns them for the client. Raises as read()."""
         recent = self._recent.find(keys)
-        return self._checked(keys, "read") if recent is None else recent
+        return self._checked(keys, "read", are_fixed=are_fixed) if recent is None else recent
 
     def to_announce(self, keys: torch.Tensor) -> Keys:
         """Checked keys for the client, whose rows on this rank's disk are on their way. Raises as prefetch()."""
@@ -281,7 +282,7 @@ class EmbeddingTable:
             check_finite(checked.array, values.numpy())
         return checked, values
 
-    def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True) -> Keys:
+    def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True, are_fixed: bool = False) -> Keys:
         """The keys of a batch that is not among the recent ones."""
         if self.client is None:
             self._check_open()
@@ -295,7 +296,7 @@ class EmbeddingTable:
                 "return_inverse=True) and look rows up by the inverse (hetmpi.look_up)"
             )
         try:
-            checked = self._space.keys(keys, array)
+            checked = self._space.keys(keys, array, are_fixed)
         except IndexError:
             wrong = array[(array < 0) | (array >= self.num_rows)]
             raise UserError(

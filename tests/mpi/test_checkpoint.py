@@ -52,7 +52,14 @@ def run_of_6(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("rows", [["adam"], ["momentum"], ["ftrl", "optim.rows_l1=1e-3"]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["adam"],
+        pytest.param(["momentum"], marks=pytest.mark.rare),
+        pytest.param(["ftrl", "optim.rows_l1=1e-3"], marks=pytest.mark.rare),
+    ],
+)
 def test_at_staleness_0_a_run_that_is_resumed_is_bitwise_the_one_never_stopped(tmp_path, rows):
     optimizers = [f"optim.rows={rows[0]}", *rows[1:], "optim.dense=adagrad", "optim.schedule=cosine"]
     whole = saved(tmp_path / "whole", 2, *optimizers)

@@ -390,6 +390,16 @@ def test_keys_of_as_many_batches_as_a_loader_prefetches_are_checked_once(world):
     table.close()
 
 
+def test_keys_that_change_are_checked_again_unless_they_were_said_to_be_fixed(world):
+    table = EmbeddingTable(world, 100, 2, RowOptimizer("sgd"))
+    for are_fixed in (False, True):
+        keys = torch.arange(3)
+        checked = table.check(keys, are_fixed)
+        keys[0] = 50
+        assert (table.check(keys) is checked) == are_fixed
+    table.close()
+
+
 def test_a_prefetch_that_is_not_used_changes_nothing(placed):
     table = make_table(placed)
     keys, others = torch.arange(0, NUM_ROWS, 2), torch.arange(1, NUM_ROWS, 2)

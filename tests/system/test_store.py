@@ -22,7 +22,7 @@ def on_disk(folder, memory_gb=0.002):
     return ["table.store=file", f"table.store_dir={folder}", f"table.store_memory_gb={memory_gb}"]
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.rare), 3])
 def test_a_training_has_the_losses_of_one_in_memory_and_says_what_the_disk_did(tmp_path, ranks):
     losses = trained(tmp_path / "memory", ranks=ranks)
     assert trained(tmp_path / "disk", *on_disk(tmp_path), ranks=ranks) == losses
