@@ -61,6 +61,7 @@ class Gpu:
         return torch.empty(shape, dtype=dtype, device=device)
 
     def torchs_rows(self, num: int, dim: int) -> Tensor:
+        """Memory (num, dim) float32 for rows that torch's stream writes and uses."""
         return self.torchs_memory((num, dim), torch.float32, self.device)
 
     @staticmethod
@@ -120,7 +121,7 @@ class Gpu:
 
 
 def keep_order(index: Tensor, order: Tensor, num_rows: int):
-    """Lets look_up(rows, index) know the order of the index by row, of _C.CudaUnique for so many keys."""
+    """Keeps the order of an index by row, as _C.CudaUnique made it for so many keys, for look_up(rows, index)."""
     if not index.is_inference():  # which cannot tell whether it changes
         index.row_order = order, num_rows, index._version
 
@@ -139,5 +140,5 @@ def gpu_of(device: torch.device) -> type[Gpu] | None:
 
 
 def gpu_with(tensor: Tensor) -> type[Gpu] | None:
-    """That of the tensor's device."""
+    """As gpu_of() the device of the tensor."""
     return gpu_of(tensor.device)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -30,18 +31,27 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-// gpu: a Gpu (hetmpi/gpu.py), kept by what is returned.
+// gpu: a Gpu (hetmpi/gpu.py). The functions below keep it.
+using Gpu = std::shared_ptr<py::object>;
+
+// Memory for n rows, by this method of it.
+std::function<ModelRows(int64_t n)> rows_by(const Gpu& gpu, const char* method, int64_t dim) {
+  return [gpu, method, dim](int64_t n) {
+    const py::gil_scoped_acquire acquire;
+    return device_rows_of(gpu->attr(method)(n, dim), n);
+  };
+}
+
+std::function<Stream()> torchs_stream_of(const Gpu& gpu) {
+  return [gpu] {
+    const py::gil_scoped_acquire acquire;
+    return at<void>(gpu->attr("torchs_stream").cast<Address>());
+  };
+}
+
 GpuLines::Model model_on(const py::object& gpu, int64_t dim) {
-  const std::shared_ptr<py::object> held = kept(gpu);
-  return {[held, dim](int64_t n) {
-            const py::gil_scoped_acquire acquire;
-            return device_rows_of(held->attr("rows")(n, dim), n);
-          },
-          [held] {
-            const py::gil_scoped_acquire acquire;
-            return at<void>(held->attr("torchs_stream").cast<Address>());
-          },
-          [](const ReleasedSums& sums) {
+  const Gpu held = kept(gpu);
+  return {rows_by(held, "rows", dim), torchs_stream_of(held), [](const ReleasedSums& sums) {
             const auto n = static_cast<int64_t>(sums.keys.size());
             if (n > 0) refuse_if_not_finite(sums.keys.data(), n, sums.sums.data(), sums.sums.size() / n);
           }};
@@ -58,18 +68,9 @@ class PyGpuLines : public GpuLines {
   py::object device;
 };
 
-// gpu: a Gpu (hetmpi/gpu.py), kept by what is returned.
 GpuRows::Model model_with_rows(const py::object& gpu, int64_t dim) {
-  const std::shared_ptr<py::object> held = kept(gpu);
-  return {[held, dim](int64_t n) {
-            const py::gil_scoped_acquire acquire;
-            return device_rows_of(held->attr("torchs_rows")(n, dim), n);
-          },
-          [held] {
-            const py::gil_scoped_acquire acquire;
-            return at<void>(held->attr("torchs_stream").cast<Address>());
-          },
-          [](const Keys& keys, const ModelRows& grads) {
+  const Gpu held = kept(gpu);
+  return {rows_by(held, "torchs_rows", dim), torchs_stream_of(held), [](const Keys& keys, const ModelRows& grads) {
             const py::gil_scoped_acquire acquire;
             const auto values = static_cast<const py::object*>(grads.memory.get())->attr("cpu")().attr("numpy")();
             py::module_::import("hetmpi.table.client")

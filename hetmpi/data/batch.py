@@ -15,7 +15,7 @@ from torch import Tensor
 from hetmpi import _C
 from hetmpi.data.features import TABLE, Feature
 from hetmpi.errors import UserError
-from hetmpi.gpu import gpu_of, keep_order, order_of
+from hetmpi.gpu import gpu_of, order_of
 
 OPTIONAL = "teacher", "group", "weight"  # of samples
 NO_GROUP = -1  # of a sample that is in no group
@@ -140,7 +140,7 @@ class Batch:
         )
         order = order_of(self.index)
         if order is not None:
-            keep_order(index, to_device(order, device), sum(map(len, self.keys.values())))
+            to_device(order, device)  # it stays with the index
         weight = None if self.weight is None else to_device(self.weight, device)
         bags = tuple(zip(bags[::2], bags[1::2]))
         bag_weights = tuple(one if one is None else to_device(one, device) for one in self.bag_weights)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from hetmpi import _C
 from hetmpi.errors import UserError
 from hetmpi.gpu import gpu_of
-from hetmpi.owner.store import INIT_CHUNK_ROWS, InParts, Layout, Shard
+from hetmpi.owner.store import INIT_CHUNK_ROWS, InParts, Layout, Shard, in_chunks
 from hetmpi.world.memory import size_text
 
 COPIED_BYTES = 64 << 20  # of rows that are gathered for a copy at a time
@@ -70,18 +69,6 @@ class GpuShard(Shard):
     def __len__(self) -> int:
         return self._num_rows
 
-    @property
-    def weight(self) -> np.ndarray:
-        return self.snapshot("weight", slice(None))
-
-    @property
-    def state(self) -> np.ndarray:
-        return self.snapshot("state", slice(None))
-
-    @property
-    def clock(self) -> np.ndarray:
-        return self.snapshot("clock", slice(None))
-
     def _initialise_rows(self, keys_of, num: int, seed: int, std: float, threads: int):
         for array in ("state", "clock", "touched"):
             self._rows[array].zero_()
@@ -92,8 +79,7 @@ class GpuShard(Shard):
             _C.init_rows(values, keys, seed, std)
             self._rows["weight"][begin : begin + len(keys)] = torch.from_numpy(values).to(self._device)
 
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(initialise, range(0, num, INIT_CHUNK_ROWS)))  # raises what a thread raised
+        in_chunks(initialise, num, threads)
         self._gpu.finish(self._device)  # these threads may have another stream than the model
 
     @property

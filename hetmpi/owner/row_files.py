@@ -141,14 +141,6 @@ class FileShard(Shard):
             partition, rank, seed, std, pages,
         )  # fmt: skip
 
-    @property
-    def weight(self) -> np.ndarray:
-        return self.snapshot("weight", slice(None))
-
-    @property
-    def state(self) -> np.ndarray:
-        return self.snapshot("state", slice(None))
-
     def _initialise_rows(self, keys_of, num: int, seed: int, std: float, threads: int):
         for zeroed in (self.row_marks, self.page_marks, self.file_counts):  # all rows are absent
             zeroed[:] = 0

@@ -165,15 +165,15 @@ class Shard:
 
     @property
     def clock(self) -> np.ndarray:
-        return self.in_memory["clock"]
+        return self.snapshot("clock", slice(None))
 
     @property
     def weight(self) -> np.ndarray:
-        return self.in_memory["weight"]
+        return self.snapshot("weight", slice(None))
 
     @property
     def state(self) -> np.ndarray:
-        return self.in_memory["state"]
+        return self.snapshot("state", slice(None))
 
     def initialise(self, rule: _C.RowOptimizer, keys_of, num: int, seed: int, std: float, threads: int):
         """Initialises the first `num` rows from a normal distribution with standard deviation `std`, depending only on
@@ -193,8 +193,7 @@ class Shard:
             self.state[begin:end] = 0
             _C.init_rows(self.weight[begin:end], keys_of(begin, end), seed, std)
 
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(initialise, range(0, num, INIT_CHUNK_ROWS)))  # raises what a thread raised
+        in_chunks(initialise, num, threads)
 
     def assign(self, rows: np.ndarray | slice, weight=None, state=None, clock=None):
         for array, values in ((self.weight, weight), (self.state, state), (self.clock, clock)):
@@ -249,6 +248,12 @@ class Shard:
         """The same memory, for the core."""
         rows = self.in_memory["weight"], self.in_memory["state"], self.mean_square, self.in_memory["clock"]
         return _C.ShardArrays(*rows, self.applied, self.rings, self.directory, self.file, self.touched)
+
+
+def in_chunks(work: Callable[[int], None], num: int, threads: int):
+    """Calls work(begin) for the rows of each chunk, in threads."""
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(0, num, INIT_CHUNK_ROWS)))  # raises what a thread raised
 
 
 class InParts:
