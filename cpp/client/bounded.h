@@ -41,8 +41,8 @@ constexpr const char* kPhaseTexts[] = {"not requested", "requested",
                                        "requested, and other ranks' requests of the same round are answered", "read",
                                        "written"};
 
-// Keys with their lines: slots (n), -1 for none; clocks (n): c_g at the read, and the iterations of previewed held
-// sums.
+// Keys with their lines, once they were asked for: slots (n), -1 for none; clocks (n): c_g at the read, and the
+// iterations of previewed held sums; without a bound 0 for keys with a line, and undefined if all have one.
 struct KeyLines {
   KeysOfCall keys;
   Buffer<int64_t> slots;
@@ -50,17 +50,9 @@ struct KeyLines {
   Phase phase = Phase::kNew;
 
   KeyLines(KeysOfCall of, Lines& lines)
-      : keys(std::move(of)), slots(lines.empty<int64_t>(keys->size())), clocks(lines.empty<int32_t>(keys->size())) {
-    clear();
-  }
+      : keys(std::move(of)), slots(lines.empty<int64_t>(keys->size())), clocks(lines.empty<int32_t>(keys->size())) {}
 
   int64_t num() const { return keys->size(); }
-
-  void clear() {
-    std::fill(slots.begin(), slots.end(), -1);
-    std::fill(clocks.begin(), clocks.end(), 0);
-    phase = Phase::kNew;
-  }
 
   // Throws std::logic_error in any phase but `before`.
   void enter(Phase next, Phase before) {
@@ -77,20 +69,27 @@ struct Pull : KeyLines {
   bool is_joint = false;              // of several batches
   std::shared_ptr<const Route> near;  // the keys that are read on this node when the replies are: of a single batch
                                       // all, of several those that may be cached; the others are read with their batch
-  std::vector<uint8_t> is_decided;    // (n): keys of other nodes and, for several batches, keys that may not be cached
-  int64_t num_found = 0;              // keys with a line when they were looked up
+  Found found;                        // keys with a line when they were looked up
   std::shared_ptr<Request> request;   // to other nodes, in phases kRequested and kServed
   Buffer<float> rows, states;         // in phase kRead: (n, dim), (n, preview_dim), those of keys without a line
   std::vector<uint8_t> is_uncached;   // of several batches, once their lines are there: (n) keys of other nodes without
   size_t num_previewed = 0;           // held sums that are previewed on these rows
 
   // Of one batch: its slots and clocks, in the same memory.
-  explicit Pull(const KeyLines& batch) : KeyLines(batch), near(keys->local_route), is_decided(keys->is_remote) {}
+  explicit Pull(const KeyLines& batch) : KeyLines(batch), near(keys->local_route) {}
 
   // Of the distinct keys of several batches.
-  Pull(KeysOfCall of, Lines& lines) : KeyLines(std::move(of), lines), is_joint(true), is_decided(keys->is_remote) {
+  Pull(KeysOfCall of, Lines& lines) : KeyLines(std::move(of), lines), is_joint(true) {
     near = std::make_shared<const Route>(keys->local_route->where(keys->is_admitted.data()));
-    for (int64_t i = 0; i < num(); ++i) is_decided[i] |= !keys->is_admitted[i];
+  }
+
+  bool has_all_lines() { return found.num() == num(); }
+
+  // (n): keys of other nodes and, for several batches, keys that may not be cached.
+  std::vector<uint8_t> decided() const {
+    std::vector<uint8_t> is_decided = keys->is_remote;
+    for (int64_t i = 0; is_joint && i < num(); ++i) is_decided[i] |= !keys->is_admitted[i];
+    return is_decided;
   }
 
   void free_rows() { rows = states = {}; }
@@ -104,9 +103,13 @@ struct Batch : KeyLines {
   std::vector<int64_t> places;  // of its keys in a joint pull
   int64_t first_new = 0;        // keys of a joint pull from this place on are in none of the batches read before
 
+  int64_t num_without() const {
+    return pull && !pull->is_joint && pull->has_all_lines() ? 0 : num() - num_lines(slots);
+  }
+
   // REQUIRES: no transfer is in progress.
   void reset() {
-    clear();
+    phase = Phase::kNew;
     pull = nullptr;
     places.clear();
     first_new = 0;
@@ -371,12 +374,18 @@ class BoundedClient {
     const Keys& keys = *pull.keys;
     const bool knows = settings_.bound != kUnbounded && keys.remote_route->size() > 0;
     Buffer<int32_t> known = knows ? table_.lines->empty<int32_t>(pull.num()) : Buffer<int32_t>();
-    pull.num_found = table_.lines->ask(keys.array, pull.slots, known, is_written, settings_.bound);
+    pull.found = table_.lines->ask(keys.array, pull.slots, known, is_written, settings_.bound);
     std::shared_ptr<const Route> route = keys.remote_route;
+    if (knows) pull.found.num();                               // the clocks are there then
     if (settings_.bound == kUnbounded && route->size() > 0) {  // no line is too old: those without one are asked for
-      route = std::make_shared<const Route>(route->where(without_line(pull.slots).data()));
-      known = Buffer<int32_t>::of(pull.num());
-      std::fill(known.begin(), known.end(), kNoLine);
+      if (has_all_rows(pull)) {
+        route = std::make_shared<const Route>(table_.space->partition.size());
+      } else {
+        route = std::make_shared<const Route>(route->where(without_line(pull).data()));
+        known = Buffer<int32_t>::of(pull.num());
+        std::fill(known.begin(), known.end(), kNoLine);
+        std::fill(pull.clocks.begin(), pull.clocks.end(), 0);
+      }
     }
     table_.counters->clock_bytes += sizeof(int32_t) * route->size();
     const RequestHeader header{is_written ? kAnnounced : kUnannounced, settings_.bound, 0};
@@ -384,9 +393,10 @@ class BoundedClient {
     return pull.request;
   }
 
-  static std::vector<uint8_t> without_line(const Buffer<int64_t>& slots) {
-    std::vector<uint8_t> mask(slots.size());
-    for (int64_t i = 0; i < slots.size(); ++i) mask[i] = slots[i] < 0;
+  static std::vector<uint8_t> without_line(Pull& pull) {
+    pull.found.num();
+    std::vector<uint8_t> mask(pull.num());
+    for (int64_t i = 0; i < pull.num(); ++i) mask[i] = pull.slots[i] < 0;
     return mask;
   }
 
@@ -442,16 +452,19 @@ class BoundedClient {
     exchange().receive(pull.request->round());
     counters.row_bytes += pull.request->num_bytes();
     sums_.await_all(step_);  // rows of this node must have this rank's gradients
+    pull.found.num();        // the lines are known
     const bool is_bounded = settings_.bound != kUnbounded;
     if (!is_bounded && has_all_rows(pull)) {
       table_.lines->judge(pull.slots, nullptr, {}, pull.keys->num_admitted, kUnbounded, {});
       counters.hits += pull.num();
       return Judged{{}, {}, {pull.num(), 0, 0}};
     }
-    if (is_bounded)
+    if (is_bounded) {
       table_.read_clocks(*pull.near, pull.clocks.data());
-    else
-      table_.read_clocks(pull.near->where(without_line(pull.slots).data()), pull.clocks.data());
+    } else {
+      if (pull.keys->remote_route->size() == 0) std::fill(pull.clocks.begin(), pull.clocks.end(), 0);
+      table_.read_clocks(pull.near->where(without_line(pull).data()), pull.clocks.data());
+    }
     Judged judged{table_.lines->empty<uint8_t>(pull.num()), std::vector<uint8_t>(pull.num()), {}};
     const std::vector<uint8_t>& fetched = pull.request->fetched();
     if (form().capacity_rows > 0)
@@ -459,8 +472,8 @@ class BoundedClient {
                           judged.is_stale);
     else
       std::fill(judged.is_stale.begin(), judged.is_stale.end(), 0);
-    judged.counts = decide(pull.slots.data(), fetched.data(), pull.is_decided.data(), pull.num(),
-                           judged.is_stale.data(), judged.is_missing.data());
+    judged.counts = decide(pull.slots.data(), fetched.data(), pull.decided().data(), pull.num(), judged.is_stale.data(),
+                           judged.is_missing.data());
     counters.validated += is_bounded ? judged.counts.num_found : 0;
     counters.hits += judged.counts.num_found - judged.counts.num_stale;
     counters.stale += judged.counts.num_stale;
@@ -469,9 +482,7 @@ class BoundedClient {
 
   // Whether all rows of one batch lie in lines of the processor that computes the model: if no line is stale, the host
   // need not touch a row.
-  bool has_all_rows(const Pull& pull) const {
-    return form().computes_beside && !pull.is_joint && pull.num_found == pull.num();
-  }
+  bool has_all_rows(Pull& pull) const { return form().computes_beside && !pull.is_joint && pull.has_all_lines(); }
 
   // Sets the rows and states of a pull, and refreshes the lines.
   void fetch(Pull& pull, const Judged& judged) {
@@ -498,7 +509,7 @@ class BoundedClient {
   ModelRows deliver(Batch& batch) {
     if (batch.pull->is_joint) return deliver_part(batch);
     ModelRows rows = table_.lines->rows(batch.slots, batch.pull->rows, batch.num());
-    if (batch.pull->num_found < batch.num()) insert(batch, rows, batch.pull->states);
+    if (!batch.pull->has_all_lines()) insert(batch, rows, batch.pull->states);
     batch.enter(Phase::kRead, Phase::kNew);
     return rows;
   }
@@ -510,7 +521,7 @@ class BoundedClient {
     Counters& counters = *table_.counters;
     if (pull.is_uncached.empty()) {
       insert(pull, table_.lines->moved(pull.rows, pull.num()), pull.states);
-      pull.is_uncached = without_line(pull.slots);
+      pull.is_uncached = without_line(pull);
       for (int64_t i = 0; i < pull.num(); ++i) pull.is_uncached[i] &= pull.keys->is_remote[i];
     }
     preview_held(pull, pull.is_uncached);
@@ -564,11 +575,11 @@ class BoundedClient {
     table_.lines->set_step(lr, step_ + 1);
     rule_.set_step(lr, step_ + 1);
     if (batch->phase != Phase::kRead) {  // takes the clocks that need no reply of another rank
-      table_.lines->ask(keys->array, batch->slots, {}, false, settings_.bound);
+      table_.lines->ask(keys->array, batch->slots, {}, false, settings_.bound).num();
       std::fill(batch->clocks.begin(), batch->clocks.end(), kUnknownClock);
       table_.read_clocks(*keys->local_route, batch->clocks.data());
     }
-    table_.lines->update(keys->array, batch->slots, batch->clocks, grads, settings_.anticipate);
+    table_.lines->update(keys->array, batch->slots, batch->clocks, grads, batch->num_without(), settings_.anticipate);
     return batch;
   }
 

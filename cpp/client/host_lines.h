@@ -32,8 +32,8 @@ class HostLines : public Lines {
 
   void set_step(double lr, int64_t step) override { cache_.set_step(lr, step); }
 
-  int64_t ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
-              int64_t bound) override {
+  Found ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
+            int64_t bound) override {
     cache_.look_up(keys.data(), keys.size(), slots.data());
     if (known.size() > 0) cache_.clocks_within(slots.data(), slots.size(), will_write, bound, known.data());
     return num_lines(slots);
@@ -63,16 +63,17 @@ class HostLines : public Lines {
 
   Inserted insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
                   const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) override {
-    const int64_t num_missing = num_without(slots, chosen);
-    if (num_missing == 0) return {0, 0};
+    const int64_t num = num_missing(slots, chosen);
+    if (num == 0) return {0, 0};
     const int64_t num_evicted = cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(),
                                                         clocks.data(), slots.size(), slots.data(), &released_);
-    return {num_missing, num_evicted};
+    return {num, num_evicted};
   }
 
   void update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
-              const ModelRows& grads, float anticipate) override {
+              const ModelRows& grads, int64_t num_without, float anticipate) override {
     cache_.update(slots.data(), grads.at, slots.size(), anticipate);
+    if (num_without == 0) return;
     cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), &released_);
   }
 

@@ -1,7 +1,8 @@
 // Lines: the seam between a client and the cache of rows, in host memory (host_lines.h) or on a GPU
 // (cuda/gpu_lines.h). Terms: cache/row_cache.h.
 //
-//   ask     finds the line of each key, and the clocks of usable ones, which owners compare with theirs
+//   ask     finds the line of each key, and the clocks of usable ones, which owners compare with theirs; the answer may
+//           be on its way while the host goes on
 //   judge   begins an iteration with the lines found; which of them are too old, by their owners' clocks
 //   accept  replaces the rows of lines by those of their owners; pending sums are applied on top
 //   rows    the rows of all keys, where the model reads them
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <utility>
@@ -31,6 +33,22 @@ struct ModelRows {
   std::shared_ptr<void> memory;
 };
 
+// Number of keys that have a line. Slots and clocks asked for are there once it is known.
+class Found {
+ public:
+  Found(int64_t num = 0) : num_(num) {}
+  explicit Found(std::function<int64_t()> awaited) : awaited_(std::move(awaited)) {}
+
+  int64_t num() {
+    if (awaited_) num_ = std::exchange(awaited_, nullptr)();
+    return num_;
+  }
+
+ private:
+  int64_t num_ = 0;
+  std::function<int64_t()> awaited_;
+};
+
 struct Inserted {
   int64_t num_missing, num_evicted;  // keys chosen without a line before; evicted lines
 };
@@ -40,7 +58,7 @@ inline int64_t num_lines(const Buffer<int64_t>& slots) {
 }
 
 // Of the chosen keys.
-inline int64_t num_without(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen) {
+inline int64_t num_missing(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen) {
   int64_t num = 0;
   for (int64_t i = 0; i < slots.size(); ++i) num += slots[i] < 0 && chosen[i];
   return num;
@@ -71,9 +89,9 @@ class Lines {
 
   // Learning rate and step of the updates that follow.
   virtual void set_step(double lr, int64_t step) = 0;
-  // known (n), or empty: as RowCache::clocks_within. Returns the number of keys with a line.
-  virtual int64_t ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
-                      bool will_write, int64_t bound) = 0;
+  // known (n), or empty: as RowCache::clocks_within.
+  virtual Found ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
+                    bool will_write, int64_t bound) = 0;
   // is_fetched (n): keys whose line is not judged. num_keys: that may have a line. is_stale (n). Without a bound no
   // line is stale: is_fetched may be null, clocks and is_stale empty.
   virtual void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks,
@@ -87,8 +105,9 @@ class Lines {
   virtual ModelRows moved(const Buffer<float>& weights, int64_t n) = 0;
   virtual Inserted insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
                           const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) = 0;
+  // num_without: keys without a line.
   virtual void update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
-                      const ModelRows& grads, float anticipate) = 0;
+                      const ModelRows& grads, int64_t num_without, float anticipate) = 0;
   virtual void due(const Buffer<int64_t>& slots, int64_t bound) = 0;
   virtual void due_all() = 0;
   virtual int64_t num_released() = 0;

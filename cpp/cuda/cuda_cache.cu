@@ -109,18 +109,28 @@ __device__ uint32_t ways_tagged(const uint8_t* tags, uint8_t tag) {
   return ways;
 }
 
-__global__ void look_up_kernel(Lines lines, const int64_t* keys, int64_t n, int64_t* slots) {
+// found: number of keys with a line, is added to.
+__global__ void look_up_kernel(Lines lines, const int64_t* keys, int64_t n, int64_t* slots, Counter* found) {
   const int64_t i = thread_number();
-  if (i >= n) return;
-  const int64_t key = keys[i];
-  const uint64_t hash = mix64(static_cast<uint64_t>(key));
-  const int64_t first = lines.first_slot(hash);
   int64_t slot = -1;
-  for (uint32_t ways = ways_tagged(lines.tag + first, tag_of(hash)); ways != 0 && slot < 0; ways &= ways - 1) {
-    const int64_t candidate = first + __ffs(static_cast<int>(ways)) - 1;
-    if (lines.key[candidate] == key) slot = candidate;
+  if (i < n) {
+    const int64_t key = keys[i];
+    const uint64_t hash = mix64(static_cast<uint64_t>(key));
+    const int64_t first = lines.first_slot(hash);
+    for (uint32_t ways = ways_tagged(lines.tag + first, tag_of(hash)); ways != 0 && slot < 0; ways &= ways - 1) {
+      const int64_t candidate = first + __ffs(static_cast<int>(ways)) - 1;
+      if (lines.key[candidate] == key) slot = candidate;
+    }
+    slots[i] = slot;
   }
-  slots[i] = slot;
+  if (found != nullptr) count(found, slot >= 0);
+}
+
+// One thread. Moves a counter to the host's memory.
+__global__ void move_kernel(Counter* counter, int64_t* num) {
+  if (thread_number() != 0) return;
+  *num = static_cast<int64_t>(*counter);
+  *counter = 0;
 }
 
 __global__ void use_kernel(Lines lines, const int64_t* slots, int64_t n) {
@@ -522,6 +532,7 @@ struct CudaRowCache::Memory {
   DeviceArray<uint8_t> weight;
   DeviceArray<float> state, pending;
   DeviceArray<Counted> counted;
+  DeviceArray<Counter> found;  // of find()
   PinnedArray<Told> told;
   // Released sums in GPU memory.
   DeviceArray<int64_t> out_keys;
@@ -645,11 +656,13 @@ CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy
   m.state.make_room(slots * optimizer.preview_dim(), 0, stream);
   m.pending.make_room(slots * optimizer.sum_dim(), 0, stream);
   m.counted.make_room(1, 0, stream);
+  m.found.make_room(1, 0, stream);
   m.told.make_room(1);
   m.tag.clear(slots, stream);
   m.worth.clear(slots, stream);
   m.line.clear(slots, stream);
   m.counted.clear(1, stream);
+  m.found.clear(1, stream);
   HETMPI_CHECK(cudaStreamSynchronize(stream));
 }
 
@@ -685,7 +698,14 @@ void CudaRowCache::look_up(const int64_t* keys, int64_t n, int64_t* slots, Strea
     HETMPI_CHECK(cudaMemsetAsync(slots, 0xff, n * sizeof(int64_t), on(stream)));
     return;
   }
-  launch(look_up_kernel, n, on(stream), memory_->lines(), keys, n, slots);
+  launch(look_up_kernel, n, on(stream), memory_->lines(), keys, n, slots, static_cast<Counter*>(nullptr));
+}
+
+void CudaRowCache::find(const int64_t* keys, int64_t n, int64_t* slots, int64_t* num, Stream stream) const {
+  const OnDevice here(device());
+  Counter* found = memory_->found.data();
+  launch(look_up_kernel, n, on(stream), memory_->lines(), keys, n, slots, found);
+  launch(move_kernel, 1, on(stream), found, num);
 }
 
 void CudaRowCache::use(const int64_t* slots, int64_t n, int64_t num_keys, Stream stream) {

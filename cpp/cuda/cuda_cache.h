@@ -42,6 +42,9 @@ class CudaRowCache {
   void set_drift(float most, float others);
   void set_step(double lr, int64_t step);
   void look_up(const int64_t* keys, int64_t n, int64_t* slots, Stream stream) const;
+  // As look_up, with the number of keys that have a line, in pinned memory. REQUIRES: there are lines; all
+  // calls are in one stream.
+  void find(const int64_t* keys, int64_t n, int64_t* slots, int64_t* num, Stream stream) const;
   void use(const int64_t* slots, int64_t n, int64_t num_keys, Stream stream);
   // Counts the lags of lines that are not stale if `counts_lags`.
   void validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -36,25 +37,38 @@ class StreamEvents {
       free_.push_back(event);  // a stream waits for what the event was when it was told to
   }
 
-  // Ends what is kept for the kernels given to the stream so far.
-  void record(cudaStream_t stream) { recorded_.emplace_back(recorded_in(stream), std::exchange(kept_, {})); }
+  // Ends what is kept for the kernels given to the stream so far. Returns the number of their event.
+  int64_t record(cudaStream_t stream) {
+    recorded_.emplace_back(recorded_in(stream), std::exchange(kept_, {}));
+    return num_past_ + static_cast<int64_t>(recorded_.size());
+  }
+
+  // Waits for an event, unless it has happened.
+  void wait_for(int64_t number) {
+    collect();
+    if (number <= num_past_) return;
+    HETMPI_CHECK(cudaEventSynchronize(recorded_[number - num_past_ - 1].first));
+    while (num_past_ < number) let_go();
+  }
+
+  bool is_empty() const { return recorded_.empty(); }
 
   // Lets go of what kernels that have run used.
   void collect() {
-    for (; !recorded_.empty(); recorded_.pop_front()) {
+    while (!recorded_.empty()) {
       const cudaError_t error = cudaEventQuery(recorded_.front().first);
       if (error == cudaErrorNotReady) {
         cudaGetLastError();  // clears it
         break;
       }
       HETMPI_CHECK(error);
-      free_.push_back(recorded_.front().first);
+      let_go();
     }
   }
 
   // All kernels of the stream have run.
   void collect_all() {
-    for (; !recorded_.empty(); recorded_.pop_front()) free_.push_back(recorded_.front().first);
+    while (!recorded_.empty()) let_go();
     kept_.clear();
   }
 
@@ -65,6 +79,12 @@ class StreamEvents {
   }
 
  private:
+  void let_go() {
+    free_.push_back(recorded_.front().first);
+    recorded_.pop_front();
+    ++num_past_;
+  }
+
   cudaEvent_t recorded_in(cudaStream_t stream) {
     cudaEvent_t event;
     if (free_.empty()) {
@@ -82,6 +102,7 @@ class StreamEvents {
 
   int device_;
   std::vector<cudaEvent_t> free_;
+  int64_t num_past_ = 0;  // events that have happened and are let go
   std::deque<std::pair<cudaEvent_t, std::vector<std::shared_ptr<const void>>>> recorded_;
   std::vector<std::shared_ptr<const void>> kept_;  // of kernels after the last event
 };

@@ -70,7 +70,8 @@ GpuLines::GpuLines(int64_t capacity_rows, const RowOptimizer& rule, Policy polic
       stream_(stream),
       model_(std::move(model)),
       pinned_(std::make_shared<Pinned>(device)),
-      events_(std::make_unique<StreamEvents>(device)) {
+      events_(std::make_unique<StreamEvents>(device)),
+      asked_(std::make_unique<StreamEvents>(device)) {
   const OnDevice here(device);
   cudaStream_t asking;
   HETMPI_CHECK(cudaStreamCreateWithFlags(&asking, cudaStreamNonBlocking));
@@ -78,7 +79,8 @@ GpuLines::GpuLines(int64_t capacity_rows, const RowOptimizer& rule, Policy polic
 }
 
 GpuLines::~GpuLines() {
-  if (cudaStreamSynchronize(on(stream_)) != cudaSuccess) cudaGetLastError();  // kernels use the buffers and the lines
+  for (const Stream stream : {stream_, asking_})  // kernels use the buffers and the lines
+    if (cudaStreamSynchronize(on(stream)) != cudaSuccess) cudaGetLastError();
   if (cudaStreamDestroy(on(asking_)) != cudaSuccess) cudaGetLastError();
 }
 
@@ -94,6 +96,7 @@ LagHistogram GpuLines::lags() const { return cache_.lags(stream_); }
 void GpuLines::forget(const int64_t* keys, int64_t n) {
   const auto forgotten = empty<int64_t>(n), slots = empty<int64_t>(n);
   std::copy_n(keys, n, forgotten.data());
+  await_answers();
   cache_.look_up(forgotten.data(), n, slots.data(), stream_);
   cache_.forget(slots.data(), n, stream_);
   wait();
@@ -110,20 +113,25 @@ void GpuLines::clocks(const int64_t* slots, int64_t n, int32_t* clocks) {
 
 void GpuLines::set_step(double lr, int64_t step) { cache_.set_step(lr, step); }
 
-int64_t GpuLines::ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
-                      bool will_write, int64_t bound) {
+Found GpuLines::ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
+                    bool will_write, int64_t bound) {
   if (capacity_rows() == 0) {
     std::fill(slots.begin(), slots.end(), -1);
     std::fill(known.begin(), known.end(), kNoLine);
     return 0;
   }
-  cache_.look_up(keys.data(), keys.size(), slots.data(), asking_);
+  const auto num = empty<int64_t>(1);
+  cache_.find(keys.data(), keys.size(), slots.data(), num.data(), asking_);
   if (known.size() > 0) {  // updates change the clocks
     hand_over(stream_, asking_);
     cache_.clocks_within(slots.data(), slots.size(), will_write, bound, known.data(), asking_);
   }
-  wait_for(asking_);
-  return num_lines(slots);
+  for (const auto& memory : {keys.memory(), slots.memory(), known.memory(), num.memory()}) asked_->keep(memory);
+  const auto answer = asked_->record(on(asking_));
+  return Found([this, num, answer] {
+    asked_->wait_for(answer);
+    return num[0];
+  });
 }
 
 void GpuLines::judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks,
@@ -170,23 +178,23 @@ ModelRows GpuLines::moved(const Buffer<float>& weights, int64_t n) { return {wei
 
 Inserted GpuLines::insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
                           const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) {
-  const int64_t num_missing = num_without(slots, chosen);
-  if (num_missing == 0) return {0, 0};
+  const int64_t num = num_missing(slots, chosen);
+  if (num == 0) return {0, 0};
+  await_answers();
   const int64_t num_evicted = cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(),
-                                                      clocks.data(), slots.size(), num_missing, slots.data(), stream_);
-  return {num_missing, num_evicted};
+                                                      clocks.data(), slots.size(), num, slots.data(), stream_);
+  return {num, num_evicted};
 }
 
 void GpuLines::update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
-                      const ModelRows& grads, float anticipate) {
+                      const ModelRows& grads, int64_t num_without, float anticipate) {
   events_->collect();
   const Stream models = model_.stream();
   hand_over(models, stream_);
   keep(keys, slots, clocks);
   cache_.update(slots.data(), grads.at, slots.size(), anticipate, stream_);
   try {
-    cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(),
-                         slots.size() - num_lines(slots), stream_);
+    cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), num_without, stream_);
   } catch (...) {
     hand_over(stream_, models);
     throw;
@@ -214,13 +222,17 @@ void GpuLines::hand_over(Stream maker, Stream taker) {
   events_->hand_over(on(maker), on(taker), maker == stream_);
 }
 
-// Until all operations of the lines' stream have been done.
-void GpuLines::wait() {
-  wait_for(stream_);
-  events_->collect_all();
+// Lets the lines' stream wait for look-ups that are under way.
+void GpuLines::await_answers() {
+  asked_->collect();
+  if (!asked_->is_empty()) hand_over(asking_, stream_);
 }
 
-void GpuLines::wait_for(Stream stream) { HETMPI_CHECK(cudaStreamSynchronize(on(stream))); }
+// Until all operations of the lines' stream have been done.
+void GpuLines::wait() {
+  HETMPI_CHECK(cudaStreamSynchronize(on(stream_)));
+  events_->collect_all();
+}
 
 template <typename... Buffers>
 void GpuLines::keep(const Buffers&... buffers) {

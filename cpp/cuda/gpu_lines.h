@@ -5,7 +5,8 @@
 // rows are in pinned memory; the GPU reads the new ones, once. Sums are copied to the host when they are to be sent.
 //
 // Keys are looked up in a second stream, so that the host need not wait for gradients to know the lines of a batch:
-// only insert() and forget() change which key has a line, and the host has waited for both.
+// only insert() and forget() change which key has a line, and the host has waited for both. The GPU counts the lines:
+// if each key has one, the host looks at none.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +45,8 @@ class GpuLines : public Lines {
   void clocks(const int64_t* slots, int64_t n, int32_t* clocks);
 
   void set_step(double lr, int64_t step) override;
-  int64_t ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
-              int64_t bound) override;
+  Found ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
+            int64_t bound) override;
   void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks, int64_t num_keys,
              int64_t bound, const Buffer<uint8_t>& is_stale) override;
   void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
@@ -56,7 +57,7 @@ class GpuLines : public Lines {
   Inserted insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
                   const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) override;
   void update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
-              const ModelRows& grads, float anticipate) override;
+              const ModelRows& grads, int64_t num_without, float anticipate) override;
   void due(const Buffer<int64_t>& slots, int64_t bound) override;
   void due_all() override;
   int64_t num_released() override;
@@ -66,8 +67,8 @@ class GpuLines : public Lines {
   class Pinned;
 
   void hand_over(Stream maker, Stream taker);
+  void await_answers();
   void wait();
-  void wait_for(Stream stream);
   template <typename... Buffers>
   void keep(const Buffers&... buffers);
 
@@ -76,7 +77,7 @@ class GpuLines : public Lines {
   Stream asking_ = nullptr;
   Model model_;
   std::shared_ptr<Pinned> pinned_;
-  std::unique_ptr<StreamEvents> events_;
+  std::unique_ptr<StreamEvents> events_, asked_;  // of stream_ and asking_
   bool has_drift_ = false;
 };
 

@@ -82,7 +82,7 @@ void look_up(PyGpuLines& lines, const Array<int64_t>& keys, Array<int64_t> slots
   const auto asked = lines.empty<int64_t>(keys.size()), found = lines.empty<int64_t>(keys.size());
   check_shape(slots, "slots", {keys.shape(0)});
   std::copy_n(keys.data(), keys.size(), asked.data());
-  lines.ask(asked, found, {}, false, 0);
+  lines.ask(asked, found, {}, false, 0).num();
   std::copy_n(found.data(), keys.size(), slots.mutable_data());
 }
 

@@ -2131,8 +2131,8 @@ void clients_of_a_bound_lose_nothing_and_see_their_own_updates(uint64_t seed) {
 // Lines that fail once to look keys up.
 struct FailingLines : HostLines {
   using HostLines::HostLines;
-  int64_t ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
-              int64_t bound) override {
+  Found ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known, bool will_write,
+            int64_t bound) override {
     if (fails) throw std::runtime_error("planted");
     return HostLines::ask(keys, slots, known, will_write, bound);
   }

@@ -166,6 +166,12 @@ class Both {
     on_cpu_.look_up(keys_.data(), n(), slots_.data());
     on_gpu_.look_up(keys.get(), n(), slots.get(), nullptr);
     CHECK(same_bits(slots_, slots.back()));
+    if (on_gpu_.num_slots() > 0) {
+      const OnGpu found(std::vector<int64_t>{-1});
+      on_gpu_.find(keys.get(), n(), slots.get(), found.get(), nullptr);
+      CHECK(same_bits(slots_, slots.back()));
+      CHECK(found.back().at(0) == std::count_if(slots_.begin(), slots_.end(), [](int64_t slot) { return slot >= 0; }));
+    }
     on_cpu_.use(slots_.data(), n(), n());
     on_gpu_.use(slots.get(), n(), n(), nullptr);
   }

@@ -61,8 +61,8 @@ def test_what_is_left_out_between_streams_and_the_host_is_found(package):
 @pytest.mark.parametrize(
     ("staleness", "waits", "most"),
     [
-        ("null", [], {"launches": 5, "waits": 1, "stream_waits": 3, "records": 3}),
-        ("100", ["write"], {"launches": 9, "waits": 3, "stream_waits": 3, "records": 3}),
+        ("null", [], {"launches": 6, "stream_waits": 3, "records": 4}),
+        ("100", ["write"], {"launches": 10, "waits": 2, "stream_waits": 3, "records": 4}),
         ("0", ["write"], {"stream_waits": 1, "records": 1, "copies_to_gpu": 1, "bytes_to_gpu": 4 * 500 * 128}),
         (
             "0 store=gpu",
@@ -79,6 +79,15 @@ def test_a_step_with_all_rows_cached_or_on_the_gpu_makes_no_more_calls_of_cuda(p
     del found["host_us"]
     assert found.pop("waits_for_gradients") == waits
     assert all(value <= most.get(name, 0) for name, value in found.items()), found
+
+
+def test_without_a_bound_the_host_looks_at_no_key_of_a_step_whose_rows_are_all_cached(package):
+    spent = []
+    for keys in (500, 29_359):  # a pass over the keys' lines takes 20 us and more
+        outcome = run(package, 1, str(SUPPORT / "gpu_cost.py"), f"keys={keys}", "staleness=null", "steps=50")
+        assert outcome.code == 0, outcome.text
+        spent.append(json.loads(outcome.text.strip().splitlines()[-1])["host_us"])
+    assert spent[1] < 2 * spent[0], spent  # 4.7 with five passes
 
 
 @pytest.mark.parametrize("file", ["batches_on_gpu.py", "rows_on_gpu.py"])

@@ -57,6 +57,9 @@ enum Collective { kNone, kBallot, kShuffle, kSync };
 
 // Ends the process: the program under test breaks a rule of CUDA.
 [[noreturn]] void fail(const char* what);
+
+inline uint64_t most_threads = UINT64_MAX;  // of a kernel that runs
+inline bool is_free = false;                // as of cuda_on_cpu_be_free
 // A random number below n > 0.
 uint64_t draw(uint64_t n);
 
@@ -180,6 +183,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   };
   (note(static_cast<Parameters>(arguments)), ...);
   const auto run = [blocks = config->gridDim.x, block = config->blockDim, kernel, arguments...] {
+    if (uint64_t{blocks} * block.x > cuda_on_cpu::most_threads) return;
     blockDim = block;
     const unsigned warps = block.x / cuda_on_cpu::kLanes;
     for (const unsigned warp : cuda_on_cpu::shuffled(blocks * warps)) {
@@ -267,6 +271,9 @@ struct CudaOnCpuCounts {
 CUDA_ON_CPU void cuda_on_cpu_seed(uint64_t seed);
 // From now on nothing runs but what is waited for, and what that needs.
 CUDA_ON_CPU void cuda_on_cpu_be_lazy();
+// From now on kernels of more threads do nothing, and memory is neither checked nor filled with garbage: what kernels
+// tell the host is what earlier ones told, and the processor's caches are the program's, whose time can be measured.
+CUDA_ON_CPU void cuda_on_cpu_be_free(uint64_t threads);
 // Since the last call.
 CUDA_ON_CPU void cuda_on_cpu_counts(CudaOnCpuCounts* counts);
 // Nanoseconds of processor time that this thread has spent in the emulator.
@@ -286,3 +293,4 @@ CUDA_ON_CPU void cuda_on_cpu_write(void* memory, const void* values, size_t byte
 CUDA_ON_CPU void cuda_on_cpu_leave_out(const char* what, cudaStream_t models);
 // What has been enqueued to the stream is done. Not counted as a wait.
 CUDA_ON_CPU void cuda_on_cpu_run(cudaStream_t);
+CUDA_ON_CPU void cuda_on_cpu_run_all();

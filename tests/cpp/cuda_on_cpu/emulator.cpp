@@ -118,7 +118,7 @@ class Gpu {
   }
 
   void enqueue(CUstream_st& stream, Operation operation, const std::vector<const void*>& uses = {}) {
-    for (const void* memory : uses) {
+    for (const void* memory : cuda_on_cpu::is_free ? std::vector<const void*>() : uses) {
       Block* block = block_of(memory);
       if (block == nullptr) cuda_on_cpu::fail("an operation uses memory that is not the GPU's, nor pinned");
       const auto& known = operation.pinned;
@@ -149,7 +149,11 @@ class Gpu {
   // Runs until the event has happened as often as it was recorded.
   void finish(const EventState& event) {
     const uint64_t recorded = event.recorded;
-    while (event.happened < recorded && run_any()) {
+    while (event.happened < recorded) {
+      if (is_lazy)
+        run_towards(stream_that_records(event));
+      else if (!run_any())
+        return;
     }
   }
 
@@ -161,7 +165,7 @@ class Gpu {
   cudaError_t allocate(void** memory, size_t bytes, bool is_pinned, cudaStream_t stream = nullptr) {
     *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
     if (*memory == nullptr) return cudaErrorMemoryAllocation;
-    std::memset(*memory, kGarbage, bytes);
+    spoil(*memory, bytes);
     Block block{*memory, bytes, is_pinned};
     block.stream = stream;
     blocks_[reinterpret_cast<uintptr_t>(*memory)] = block;
@@ -205,7 +209,7 @@ class Gpu {
       await(stream(block.stream), event);
     }
     block.other_streams.clear();
-    const auto fill = [memory, bytes = block.bytes] { std::memset(memory, kGarbage, bytes); };
+    const auto fill = [this, memory, bytes = block.bytes] { spoil(memory, bytes); };
     if (block.is_pinned)
       fill();
     else
@@ -225,6 +229,10 @@ class Gpu {
   Gpu() {
     seed(1);
     make_stream();
+  }
+
+  void spoil(void* memory, size_t bytes) const {
+    if (!cuda_on_cpu::is_free) std::memset(memory, kGarbage, bytes);
   }
 
   static uint64_t sum_of(const Block& block) { return checksum(block.memory, block.bytes); }
@@ -254,6 +262,13 @@ class Gpu {
     if (ready.empty()) return last != nullptr && run_any();
     run_first(*ready[draw(ready.size())]);
     return true;
+  }
+
+  CUstream_st& stream_that_records(const EventState& event) {
+    for (CUstream_st* stream : streams_)
+      for (const Operation& one : stream->waiting)
+        if (one.event.get() == &event && !one.is_wait) return *stream;
+    cuda_on_cpu::fail("an event is awaited that no stream records");
   }
 
   // Runs one operation that the first one of a stream needs, or that one.
@@ -476,6 +491,13 @@ void cuda_on_cpu_be_lazy() {
   gpu->is_lazy = true;
 }
 
+void cuda_on_cpu_be_free(uint64_t threads) {
+  Call gpu;
+  gpu->finish_all();
+  cuda_on_cpu::most_threads = threads;
+  cuda_on_cpu::is_free = true;
+}
+
 void cuda_on_cpu_counts(CudaOnCpuCounts* counts) {
   Call gpu;
   *counts = std::exchange(gpu->counts, {});
@@ -506,6 +528,7 @@ void cuda_on_cpu_give_back(void* memory) {
 
 void cuda_on_cpu_read(const void* memory, size_t bytes, cudaStream_t stream) {
   Call gpu;
+  if (cuda_on_cpu::is_free) return;
   const auto check = [=, sum = checksum(memory, bytes)] {
     if (checksum(memory, bytes) != sum)
       cuda_on_cpu::fail("memory was written before a stream that reads it had read it");
@@ -515,6 +538,7 @@ void cuda_on_cpu_read(const void* memory, size_t bytes, cudaStream_t stream) {
 
 void cuda_on_cpu_write(void* memory, const void* values, size_t bytes, cudaStream_t stream) {
   Call gpu;
+  if (cuda_on_cpu::is_free) return;
   const auto* at = static_cast<const uint8_t*>(values);
   auto copied = std::make_shared<std::vector<uint8_t>>(at, at + bytes);
   gpu->enqueue(gpu->stream(stream), {[=] { std::memcpy(memory, copied->data(), bytes); }});
@@ -524,6 +548,11 @@ void cuda_on_cpu_leave_out(const char* what, cudaStream_t models) {
   Call gpu;
   gpu->fault = what;
   gpu->models = models;
+}
+
+void cuda_on_cpu_run_all() {
+  Call gpu;
+  gpu->finish_all();
 }
 
 void cuda_on_cpu_run(cudaStream_t stream) {
