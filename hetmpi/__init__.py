@@ -34,6 +34,7 @@ PLACES = {  # public name -> the module that defines it
     "RowOptimizer": "table.optim",
     "DenseOptimizer": "dense",
     "MpiReductions": "reductions",
+    "TorchReductions": "reductions",
     "Schedule": "schedule",
     "Staleness": "table.staleness",
     "CacheSettings": "table.cache",

@@ -1,4 +1,4 @@
-"""DenseOptimizer: the torch optimizer of the dense layers, with gradients averaged by Horovod or by MPI."""
+"""DenseOptimizer: the torch optimizer of the dense layers, with gradients averaged over all ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.errors import NotFinite, check_choice
+from hetmpi.gpu import gpu_of
 from hetmpi.no_dynamo import update_of
 from hetmpi.schedule import Schedule
 
@@ -16,8 +17,8 @@ DENSE_RULES = {"sgd": 0.1, "adagrad": 0.003, "adam": 0.005}  # rule -> default l
 
 
 class DenseOptimizer:
-    """The torch optimizer of the dense layers. `hvd`, horovod.torch or MpiReductions, averages their gradients over all
-    ranks; the schedule is shared with the rows.
+    """The torch optimizer of the dense layers. `hvd`, horovod.torch, MpiReductions or TorchReductions, averages their
+    gradients over all ranks; the schedule is shared with the rows.
 
         loss.backward()
         dense.begin()                   # starts the allreduce, by the same call on all ranks
@@ -93,7 +94,7 @@ class DenseOptimizer:
 
 def has_own_gpu(hvd, device: torch.device) -> bool:
     """Whether no two ranks share a GPU, which NCCL does not support. Collective."""
-    gpus = hvd.allgather_object(str(torch.cuda.get_device_properties(device).uuid))
+    gpus = hvd.allgather_object(gpu_of(device).name(device))
     return len(set(gpus)) == len(gpus)
 
 
@@ -187,6 +188,7 @@ class Buffer:
             sum(self._sizes) + self._num_flags, dtype=first.dtype, device=device, pin_memory=self.is_copied
         )
         self._is_missing: list[bool] = []  # parameters without a gradient on this rank
+        self._has_grad: torch.Tensor | None = None  # the opposite, in numbers
 
     def filled(self) -> torch.Tensor:
         """The buffer filled with the parameters' gradients, zero for missing ones. Raises NotFinite for a gradient that
@@ -195,20 +197,21 @@ class Buffer:
             return self._sums
         check_finite(self.parameters)
         grads = [parameter.grad for parameter in self.parameters.values()]
-        self._is_missing = [grad is None for grad in grads]
+        is_missing = [grad is None for grad in grads]
+        if is_missing != self._is_missing:  # a GPU's copy would be waited for
+            has_grad = [not missing for missing in is_missing]
+            self._has_grad = torch.tensor(has_grad, dtype=self._sums.dtype, device=self._place)
+            self._is_missing = is_missing
         parts = [
             torch.zeros(size, dtype=self._sums.dtype, device=self._place)
             if grad is None
             else grad.to_dense().reshape(-1)
             for grad, size in zip(grads, self._sizes)
         ]
-        has_grad = torch.tensor(
-            [not missing for missing in self._is_missing], dtype=self._sums.dtype, device=self._place
-        )
         if self.is_copied:
-            self._sums.copy_(torch.cat([*parts, has_grad]))
+            self._sums.copy_(torch.cat([*parts, self._has_grad]))
         else:
-            torch.cat([*parts, has_grad], out=self._sums)
+            torch.cat([*parts, self._has_grad], out=self._sums)
         return self._sums
 
     def give_back(self):

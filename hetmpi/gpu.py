@@ -75,6 +75,11 @@ class Gpu:
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserved
 
+    @staticmethod
+    def name(device: torch.device) -> str:
+        """Of a GPU, another one for each of all nodes."""
+        return str(torch.cuda.get_device_properties(device).uuid)
+
     @property
     def torchs_stream(self) -> int:
         return self.torchs_stream_on(self.device)

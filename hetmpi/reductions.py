@@ -1,10 +1,12 @@
-"""Sums over all ranks for the dense layers: by Horovod, or by MPI alone.
+"""Sums over all ranks for the dense layers: by Horovod, by MPI alone, or by NCCL of torch.distributed.
 
 MpiReductions has the calls of horovod.torch that hetmpi makes. Horovod's thread calls MPI_Allreduce every millisecond,
 also when there is nothing to sum, and the training waits for a sum in a loop: on one core they change places hundreds
 of times a step. The thread of MpiReductions sleeps until a sum is asked for, and the training until it is there; where
 tables exchange messages between nodes the thread also calls MPI every millisecond, so that the messages move while this
-rank computes. In float32 and float64 both give the same bits, as Horovod too adds by MPI_Allreduce."""
+rank computes. In float32 and float64 both give the same bits, as Horovod too adds by MPI_Allreduce.
+
+TorchReductions sums on GPUs, in torch's stream, so that the host need not wait."""
 
 from __future__ import annotations
 
@@ -14,41 +16,79 @@ import threading
 from dataclasses import dataclass, field
 
 import torch
+from torch import distributed
 
 from hetmpi.batch_norm import BatchNorm
-from hetmpi.errors import MissingLibrary
+from hetmpi.errors import MissingLibrary, UserError
+from hetmpi.gpu import gpu_of
 from hetmpi.world.at_exit import at_exit
 from hetmpi.world.mpi import MPI, import_horovod
 from hetmpi.world.world import World
 
-DENSE_EXCHANGES = ("auto", "horovod", "mpi")
+DENSE_EXCHANGES = ("auto", "horovod", "mpi", "nccl")
 PROGRESS_EVERY_S = 1e-3  # between two calls of MPI where tables exchange messages: as often as Horovod's thread
 LOOK_EVERY_S = 0.1  # between two looks whether tables do by now, or whether a wait has lasted long
 HALVES = (torch.float16, torch.bfloat16)  # summed in float32
 _made: list[MpiReductions] = []  # in this program
 
 
-def open_reductions(world: World, kind: str = "auto", on_gpu: bool = False):
-    """The module horovod.torch, started, or MpiReductions, for DenseOptimizer and BatchNorm. kind: horovod, mpi, or
-    auto, which is Horovod where all ranks have it, unless gradients on CPUs come from ranks on several hosts with fewer
-    than two processors each. on_gpu: whether the gradients are on GPUs. Collective. Raises MissingLibrary for kind
-    horovod where it is missing or cannot be loaded, UserError as World.start_horovod."""
+def open_reductions(world: World, kind: str = "auto", device: torch.device = torch.device("cpu")):
+    """The module horovod.torch, started, or MpiReductions, for DenseOptimizer and BatchNorm. kind: horovod, mpi, nccl,
+    or auto: for gradients on GPUs, one to a rank, nccl, unless Horovod has it; else Horovod where all ranks have it,
+    unless gradients on CPUs come from ranks on several hosts with fewer than two processors each. device: of the
+    gradients. Collective. Raises MissingLibrary for kind horovod where it is missing or cannot be loaded, UserError as
+    World.start_horovod, and for kind nccl where it cannot be used."""
     if kind == "auto":
-        why = missing_horovod(world)
-        if why is None and shares_processors(world) and not on_gpu:
-            why = (
-                "its thread would take processor time from the ranks, which have fewer than two processors each "
-                "(optim.dense_exchange=horovod for Horovod)"
-            )
-        kind = "horovod" if why is None else "mpi"
-        if why is not None and world.rank == 0:
-            print(f"hetmpi: MPI sums the dense gradients without Horovod: {why}", file=sys.stderr, flush=True)
+        kind = chosen(world, device)
     if kind == "horovod":
         BatchNorm.reductions = None
         return world.start_horovod()
-    of_world = [made for made in _made if made.world.comm == world.comm]  # the points of a sweep share one
-    BatchNorm.reductions = of_world[0] if of_world else MpiReductions(world)
+    if kind == "nccl":
+        why = missing_nccl(world, device)
+        if why is not None:
+            raise UserError(f"optim.dense_exchange=nccl: {why}: set optim.dense_exchange=auto")
+    made = MpiReductions if kind == "mpi" else TorchReductions
+    of_world = [
+        one for one in _made if one.world.comm == world.comm and type(one) is made
+    ]  # a sweep's points share one
+    BatchNorm.reductions = of_world[0] if of_world else made(world) if kind == "mpi" else made(world, device)
     return BatchNorm.reductions
+
+
+def chosen(world: World, device: torch.device) -> str:
+    """The kind that auto takes. Says why, if it is MPI. Collective."""
+    why, on_gpu = missing_horovod(world), gpu_of(device) is not None
+    if on_gpu and missing_nccl(world, device) is None:
+        has_nccl = why is None and import_horovod().nccl_built()
+        return "horovod" if world.comm.allreduce(has_nccl, MPI.LAND) else "nccl"
+    if why is None and shares_processors(world) and not on_gpu:
+        why = (
+            "its thread would take processor time from the ranks, which have fewer than two processors each "
+            "(optim.dense_exchange=horovod for Horovod)"
+        )
+    if why is not None and world.rank == 0:
+        print(f"hetmpi: MPI sums the dense gradients without Horovod: {why}", file=sys.stderr, flush=True)
+    return "horovod" if why is None else "mpi"
+
+
+def missing_nccl(world: World, device: torch.device) -> str | None:
+    """Why NCCL cannot sum gradients on `device`; None if it can. Collective."""
+    gpu = None if gpu_of(device) is None else gpu_of(device).name(device)
+    gpus = world.comm.allgather(gpu)
+    if None in gpus:
+        return f"it sums gradients on GPUs, the device of rank {gpus.index(None)} is not one"
+    if len(set(gpus)) < world.size:
+        return f"it needs a GPU for each rank, {world.size} ranks share {len(set(gpus))}"
+    if not world.comm.allreduce(distributed.is_available() and distributed.is_nccl_available(), MPI.LAND):
+        return "torch was built without it"
+    return None
+
+
+def name_of(reductions) -> str:
+    """The kind of what open_reductions() returned."""
+    if isinstance(reductions, TorchReductions):
+        return "nccl"
+    return "mpi" if isinstance(reductions, MpiReductions) else "horovod"
 
 
 def missing_horovod(world: World) -> str | None:
@@ -111,6 +151,10 @@ class MpiReductions:
 
     def nccl_built(self) -> bool:
         return False
+
+    def allgather_object(self, value) -> list:
+        """The values of all ranks. Collective."""
+        return self._comm.allgather(value)
 
     def broadcast_parameters(self, state: dict[str, torch.Tensor], root_rank: int):
         """Replaces all tensors by those of a rank. Collective."""
@@ -188,3 +232,78 @@ class MpiReductions:
         _made.remove(self)
         if BatchNorm.reductions is self:
             BatchNorm.reductions = None
+
+
+class TorchReductions(MpiReductions):
+    """MpiReductions, with the sums of tensors on this rank's device by torch.distributed: on a GPU by NCCL, for which
+    torch's stream waits and the host does not, on the CPU by Gloo. The ranks find each other by MPI."""
+
+    def __init__(self, world: World, device: torch.device):
+        """Collective. Raises UserError on every rank if one cannot take part."""
+        super().__init__(world)
+        self._kind, self._group = device.type, None
+        try:
+            self._connect(device)
+        except UserError:
+            self.close()
+            raise
+
+    def _connect(self, device: torch.device):
+        store, error, backend = open_store(self.world), None, "gloo" if gpu_of(device) is None else "nccl"
+        try:
+            if distributed.is_initialized():  # by the program
+                self._group = distributed.new_group(backend=backend)
+            else:
+                distributed.init_process_group(backend, store=store, rank=self.rank(), world_size=self.size())
+                self._group = distributed.group.WORLD
+            distributed.all_reduce(torch.ones(1, device=device), group=self._group)
+        except RuntimeError as problem:
+            error = UserError(f"torch.distributed cannot sum on {device} of rank {self.rank()} by {backend}: {problem}")
+        self.world.agree(error)
+
+    def nccl_built(self) -> bool:
+        return self._kind != "cpu"
+
+    def allreduce_async_(self, tensor: torch.Tensor, op: str, name: str) -> Sum | TorchSum:
+        if tensor.device.type != self._kind:
+            return super().allreduce_async_(tensor, op, name)
+        work = distributed.all_reduce(tensor, group=self._group, async_op=True)
+        return TorchSum(tensor, self.size() if op == self.Average else 1, work)
+
+    def synchronize(self, asked: Sum | TorchSum) -> torch.Tensor:
+        if isinstance(asked, Sum):
+            return super().synchronize(asked)
+        asked.work.wait()
+        return asked.tensor.div_(asked.divisor)
+
+    def _stop(self):
+        super()._stop()
+        group, self._group = self._group, None
+        if group is not None:
+            distributed.destroy_process_group(group)
+
+
+@dataclass
+class TorchSum:
+    """A sum under way: of `tensor`, divided by `divisor`, in place."""
+
+    tensor: torch.Tensor
+    divisor: int
+    work: distributed.Work
+
+
+def open_store(world: World) -> distributed.TCPStore:
+    """Where the ranks of torch.distributed find each other: at a free port of the first one's host. Collective. Raises
+    UserError on every rank if one cannot reach it."""
+    error = store = None
+    host = "localhost" if len(set(world.notices.hosts)) == 1 else world.host
+    place = world.comm.bcast((host, 0))
+    for is_first in (True, False):
+        if (world.rank == 0) == is_first and place is not None:
+            try:
+                store = distributed.TCPStore(*place, is_master=is_first, wait_for_workers=False)
+            except (RuntimeError, OSError) as problem:
+                error = UserError(f"torch.distributed: rank {world.rank} cannot reach {place[0]}: {problem}")
+        place = world.comm.bcast((host, store.port) if store is not None else None)
+    world.agree(error)
+    return store

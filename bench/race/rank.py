@@ -280,7 +280,7 @@ class BatchesInMemory:
 
 def floor(world, problem: Problem, kind: type, device: torch.device, dense_exchange: str):
     """Trains the dense network only, or with it the table of `kind`."""
-    hvd, spans = open_reductions(world, dense_exchange, device.type != "cpu"), Spans()
+    hvd, spans = open_reductions(world, dense_exchange, device), Spans()
     torch.set_num_threads(1)
     work = kind(world, problem, device)
     dense = DenseOptimizer(hvd, work.model, "sgd", DENSE_LR, 0.0, Schedule(), device)

@@ -175,8 +175,8 @@ class Optim:
     )
     dense_exchange: str = setting(
         "auto",
-        "allreduce of the dense gradients; auto: horovod, or mpi where ranks lack it or, on CPUs of several hosts, "
-        "have fewer than two processors each",
+        "allreduce of the dense gradients; auto: nccl where each rank has a GPU, else horovod, or mpi where ranks lack "
+        "it or, on CPUs of several hosts, have fewer than two processors each",
         choices=DENSE_EXCHANGES,
         for_experts=True,
     )

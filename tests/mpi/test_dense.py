@@ -6,14 +6,22 @@ import time
 import pytest
 import torch
 
-from hetmpi.dense import DENSE_RULES, DenseOptimizer
-from hetmpi.errors import NotFinite
+from hetmpi.dense import DenseOptimizer
+from hetmpi.errors import NotFinite, UserError
+from hetmpi.reductions import TorchReductions, open_reductions
 from hetmpi.schedule import Schedule
 
 
-@pytest.fixture(params=["horovod", "mpi"])
-def hvd(world, by_mpi, request):
-    return world.start_horovod() if request.param == "horovod" else by_mpi
+@pytest.fixture(scope="module")
+def by_torch(world):
+    made = TorchReductions(world, torch.device("cpu"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["horovod", "mpi", "torch"])
+def hvd(world, by_mpi, by_torch, request):
+    return {"mpi": by_mpi, "torch": by_torch}.get(request.param) or world.start_horovod()
 
 
 class TwoHeads(torch.nn.Module):
@@ -51,9 +59,10 @@ HEADS = {  # heads that a rank uses in a step
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("begins", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rule", sorted(DENSE_RULES))
+@pytest.mark.parametrize(
+    ("rule", "dtype", "begins"),
+    [("sgd", torch.float32, True), ("adagrad", torch.float32, False), ("adam", torch.float64, True)],
+)
 @pytest.mark.parametrize("who", HEADS)
 def test_a_missing_gradient_counts_as_zeros_and_one_that_all_lack_is_left_alone(world, hvd, who, rule, dtype, begins):
     """As in one process that averages the ranks' losses."""
@@ -224,3 +233,20 @@ def test_ranks_of_a_model_of_rows_alone_stay_in_the_same_step(world, hvd):
         dense.begin()
         dense.step(step)
         assert time.perf_counter() - began > 0.25
+
+
+@pytest.mark.mpi
+def test_torch_sums_beside_a_program_that_uses_it(world):
+    with pytest.raises(UserError, match="nccl: it sums gradients on GPUs, the device of rank 0 is not one"):
+        open_reductions(world, "nccl")
+    first = TorchReductions(world, torch.device("cpu"))  # in place of a program
+    second = TorchReductions(world, torch.device("cpu"))
+    for reductions in (first, second):
+        mine = torch.full((3,), 1.0 + world.rank)
+        assert (
+            reductions.allreduce(mine, op=reductions.Sum, name="").tolist() == [world.size * (world.size + 1) / 2] * 3
+        )
+        mean = reductions.synchronize(reductions.allreduce_async_(mine, op=reductions.Average, name=""))
+        assert mean.tolist() == [(world.size + 1) / 2] * 3
+    second.close()
+    first.close()

@@ -226,6 +226,10 @@ class GpuOnCpu(Gpu):
         CUDA.cuda_on_cpu_run(TORCH)
 
     @staticmethod
+    def name(device):
+        return "emulated"
+
+    @staticmethod
     def free_bytes(device):
         return int(os.environ.get("HETMPI_TEST_GPU_BYTES", 1 << 30))
 
