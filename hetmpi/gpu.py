@@ -41,8 +41,12 @@ class Gpu:
         """A copy in pinned memory of the host. Waits for this stream."""
         with torch.cuda.stream(self._stream):
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-        self._stream.synchronize()
+        self.wait()
         return copy
+
+    def wait(self):
+        """Waits for this stream."""
+        self._stream.synchronize()
 
     def rows(self, num: int, dim: int) -> Tensor:
         """Memory (num, dim) float32 for rows that this stream writes; then torch's uses them."""

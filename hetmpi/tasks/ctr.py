@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hetmpi.data.batch import NO_GROUP, Batch, FeatureBatches, Samples, to_batch
 from hetmpi.data.features import SEQUENCE, TABLE, Feature, FeatureTable, num_fields_of, pools_of
-from hetmpi.data.gpu_batch import GpuBatches
+from hetmpi.data.gpu_batch import GpuBatches, SentBatches
 from hetmpi.data.source import Source
 from hetmpi.errors import UserError, doing, one_line
 from hetmpi.gpu import gpu_of
@@ -131,6 +131,7 @@ class ClickThroughRate(Task):
         # ids, their indices among the keys, ...
         self.sample_bytes = 16 * self.num_fields + 4 * source.num_dense + 4 * (len(self.labels) + self.is_weighted)
         self._on_gpu: GpuBatches | None = None  # one for all loaders of the run
+        self._sent: SentBatches | None = None  # likewise
         self._group = None if group is None else self._place_of(group)
         if group is not None and hasattr(source, "group_by"):
             source.group_by(group)
@@ -214,7 +215,12 @@ class ClickThroughRate(Task):
     def _maker(self, device: torch.device) -> Callable[[Samples], Batch]:
         if self.joins:
             tables = self.source.tables
-            return FeatureBatches(self.features, list(tables), [name for name, table in tables.items() if table.open])
+            of_open = [name for name, table in tables.items() if table.open]
+            make = FeatureBatches(self.features, list(tables), of_open)
+            if of_open or gpu_of(device) is None:  # ids of open tables are translated on the CPU, later
+                return make
+            self._sent = self._sent or SentBatches(device, make)
+            return self._sent
         if gpu_of(device) is None:
             return to_batch
         made = self._on_gpu

@@ -1,10 +1,11 @@
-"""Tests of GpuBatches with a GPU, emulated or not: tests/cpp/test_emulated_gpu.py runs them."""
+"""Tests of batches for a GPU with one, emulated or not: tests/cpp/test_emulated_gpu.py runs them."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+from click_features import Clicks
 
 from hetmpi import _C, EmbeddingTable, RowOptimizer, UserError, World
 from hetmpi.data import gpu_batch
@@ -12,6 +13,7 @@ from hetmpi.data.batch import Samples, to_batch
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.gpu import gpu_of
 from hetmpi.layers import look_up
+from hetmpi.tasks.ctr import ClickThroughRate
 
 DEVICE = torch.device("cpu", 0) if gpu_of(torch.device("cuda", 0)).__name__ == "GpuOnCpu" else torch.device("cuda", 0)
 NUM_ROWS = 1000
@@ -75,6 +77,17 @@ def test_threads_that_come_and_go_share_streams(monkeypatch):
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(lambda seed: make(drawn(seed)), range(6)))
     assert 1 <= len(made) <= 2
+
+
+def test_the_thread_that_makes_a_batch_of_several_tables_and_lists_sends_it():
+    task, samples = ClickThroughRate(Clicks(), torch.nn.BCEWithLogitsLoss()), Clicks().train(0, 50)
+    expected, made = (task.batches(device)(samples) for device in (torch.device("cpu"), DEVICE))
+    found = made.on(DEVICE)
+    assert all(torch.equal(expected.keys[name], keys) for name, keys in found.keys.items())
+    parts = [(batch.index, batch.dense, batch.label, *sum(batch.bags, ())) for batch in (expected, made, found)]
+    assert len(parts[0]) > 3
+    for on_cpu, sent, used in zip(*parts, strict=True):
+        assert torch.equal(on_cpu, used.cpu()) and sent.data_ptr() == used.data_ptr() != on_cpu.data_ptr()
 
 
 def test_keys_made_on_the_gpu_are_not_searched_for_repeated_ones():

@@ -192,9 +192,13 @@ class GpuOnCpu(Gpu):
     def fetched(self, tensor):
         copy = pinned(tensor.shape, tensor.dtype)
         CUDA.cudaMemcpyAsync(copy.data_ptr(), tensor.data_ptr(), copy.nbytes, TO_HOST, self._own)
+        self.wait()
+        return copy
+
+    @OUTSIDE
+    def wait(self):
         CUDA.cudaStreamSynchronize(self._own)
         self._sent.clear()
-        return copy
 
     @OUTSIDE
     def rows(self, num, dim):
