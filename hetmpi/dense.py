@@ -119,7 +119,7 @@ class AveragedGradients:
         self._buffers = [Buffer(parameters, device, f"{name} {dtype}") for dtype, parameters in by_dtype.items()]
         self._parameters = {key: parameter for buffer in self._buffers for key, parameter in buffer.parameters.items()}
         self._ready: set[torch.nn.Parameter] = set()  # with a gradient since the last step
-        self._handles: list[int] | None = None  # of the allreduces in progress
+        self._handles: list | None = None  # of the allreduces in progress
         self.is_held = False  # more backward passes follow
         # backward() does not start the sums where a copy would wait for the GPU, nor where sums are not matched by
         # name: a rank that lacks a gradient starts them later, in begin(), perhaps after those of another model.
@@ -198,7 +198,7 @@ class Buffer:
         check_finite(self.parameters)
         grads = [parameter.grad for parameter in self.parameters.values()]
         is_missing = [grad is None for grad in grads]
-        if is_missing != self._is_missing:  # a GPU's copy would be waited for
+        if is_missing != self._is_missing:  # to send them to a GPU makes the host wait
             has_grad = [not missing for missing in is_missing]
             self._has_grad = torch.tensor(has_grad, dtype=self._sums.dtype, device=self._place)
             self._is_missing = is_missing

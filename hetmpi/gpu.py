@@ -81,8 +81,17 @@ class Gpu:
 
     @staticmethod
     def name(device: torch.device) -> str:
-        """Of a GPU, another one for each of all nodes."""
+        """The UUID of a GPU."""
         return str(torch.cuda.get_device_properties(device).uuid)
+
+    @staticmethod
+    def pin(array: np.ndarray):
+        """Lets kernels of this process's GPU use memory of the host in place, until unpin(). Raises RuntimeError."""
+        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0)))
+
+    @staticmethod
+    def unpin(array: np.ndarray):
+        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(array.ctypes.data)))
 
     @property
     def torchs_stream(self) -> int:

@@ -13,7 +13,10 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
 
 import torch
 from torch import distributed
@@ -27,19 +30,29 @@ from hetmpi.world.world import World
 
 DENSE_EXCHANGES = ("auto", "horovod", "mpi", "nccl")
 PROGRESS_EVERY_S = 1e-3  # between two calls of MPI where tables exchange messages: as often as Horovod's thread
+NO_LIMIT, STORE_LIMIT = timedelta(days=365), timedelta(seconds=60)  # of waits of torch.distributed
+MOST_TEXT = 300  # characters of its messages
 LOOK_EVERY_S = 0.1  # between two looks whether tables do by now, or whether a wait has lasted long
 HALVES = (torch.float16, torch.bfloat16)  # summed in float32
 _made: list[MpiReductions] = []  # in this program
 
 
 def open_reductions(world: World, kind: str = "auto", device: torch.device = torch.device("cpu")):
-    """The module horovod.torch, started, or MpiReductions, for DenseOptimizer and BatchNorm. kind: horovod, mpi, nccl,
-    or auto: for gradients on GPUs, one to a rank, nccl, unless Horovod has it; else Horovod where all ranks have it,
-    unless gradients on CPUs come from ranks on several hosts with fewer than two processors each. device: of the
-    gradients. Collective. Raises MissingLibrary for kind horovod where it is missing or cannot be loaded, UserError as
-    World.start_horovod, and for kind nccl where it cannot be used."""
+    """The module horovod.torch, started, MpiReductions or TorchReductions, for DenseOptimizer and BatchNorm. kind:
+    horovod, mpi, nccl, or auto, which is Horovod where all ranks have it, unless gradients on CPUs come from ranks on
+    several hosts with fewer than two processors each. device: of the gradients. Collective. Raises MissingLibrary for
+    kind horovod where it is missing or cannot be loaded, UserError as World.start_horovod, and for kind nccl where it
+    cannot be used."""
     if kind == "auto":
-        kind = chosen(world, device)
+        why = missing_horovod(world)
+        if why is None and shares_processors(world) and gpu_of(device) is None:
+            why = (
+                "its thread would take processor time from the ranks, which have fewer than two processors each "
+                "(optim.dense_exchange=horovod for Horovod)"
+            )
+        kind = "horovod" if why is None else "mpi"
+        if why is not None and world.rank == 0:
+            print(f"hetmpi: MPI sums the dense gradients without Horovod: {why}", file=sys.stderr, flush=True)
     if kind == "horovod":
         BatchNorm.reductions = None
         return world.start_horovod()
@@ -47,48 +60,22 @@ def open_reductions(world: World, kind: str = "auto", device: torch.device = tor
         why = missing_nccl(world, device)
         if why is not None:
             raise UserError(f"optim.dense_exchange=nccl: {why}: set optim.dense_exchange=auto")
-    made = MpiReductions if kind == "mpi" else TorchReductions
-    of_world = [
-        one for one in _made if one.world.comm == world.comm and type(one) is made
-    ]  # a sweep's points share one
-    BatchNorm.reductions = of_world[0] if of_world else made(world) if kind == "mpi" else made(world, device)
+    make = {"mpi": MpiReductions, "nccl": partial(TorchReductions, device=device)}[kind]
+    of_world = [one for one in _made if one.world.comm == world.comm and one.kind == kind]  # a sweep's points share one
+    BatchNorm.reductions = of_world[0] if of_world else make(world)
     return BatchNorm.reductions
-
-
-def chosen(world: World, device: torch.device) -> str:
-    """The kind that auto takes. Says why, if it is MPI. Collective."""
-    why, on_gpu = missing_horovod(world), gpu_of(device) is not None
-    if on_gpu and missing_nccl(world, device) is None:
-        has_nccl = why is None and import_horovod().nccl_built()
-        return "horovod" if world.comm.allreduce(has_nccl, MPI.LAND) else "nccl"
-    if why is None and shares_processors(world) and not on_gpu:
-        why = (
-            "its thread would take processor time from the ranks, which have fewer than two processors each "
-            "(optim.dense_exchange=horovod for Horovod)"
-        )
-    if why is not None and world.rank == 0:
-        print(f"hetmpi: MPI sums the dense gradients without Horovod: {why}", file=sys.stderr, flush=True)
-    return "horovod" if why is None else "mpi"
 
 
 def missing_nccl(world: World, device: torch.device) -> str | None:
     """Why NCCL cannot sum gradients on `device`; None if it can. Collective."""
-    gpu = None if gpu_of(device) is None else gpu_of(device).name(device)
-    gpus = world.comm.allgather(gpu)
+    gpus = world.comm.allgather(None if gpu_of(device) is None else gpu_of(device).name(device))
     if None in gpus:
         return f"it sums gradients on GPUs, the device of rank {gpus.index(None)} is not one"
     if len(set(gpus)) < world.size:
         return f"it needs a GPU for each rank, {world.size} ranks share {len(set(gpus))}"
     if not world.comm.allreduce(distributed.is_available() and distributed.is_nccl_available(), MPI.LAND):
-        return "torch was built without it"
+        return "a rank's torch was built without it"
     return None
-
-
-def name_of(reductions) -> str:
-    """The kind of what open_reductions() returned."""
-    if isinstance(reductions, TorchReductions):
-        return "nccl"
-    return "mpi" if isinstance(reductions, MpiReductions) else "horovod"
 
 
 def missing_horovod(world: World) -> str | None:
@@ -125,9 +112,10 @@ class MpiReductions:
     names; here the n-th call of each rank is one sum, whatever its name.
 
     world          the ranks that sum
+    kind           what sums, as in DENSE_EXCHANGES
     matches_names  False, see above"""
 
-    matches_names = False
+    kind, matches_names = "mpi", False
     Sum, Average = "sum", "average"
 
     def __init__(self, world: World):
@@ -168,13 +156,17 @@ class MpiReductions:
         """Starts to sum a contiguous tensor on the CPU in place, or to average it. It is not to be used until
         synchronize(). Collective. Raises TypeError for another dtype than float of 16, 32 or 64 bits, RuntimeError
         after close()."""
-        if tensor.dtype not in (torch.float32, torch.float64, *HALVES):
-            raise TypeError(f"MpiReductions sums float16, bfloat16, float32 and float64, got {tensor.dtype}")
-        if not self._thread.is_alive():
-            raise RuntimeError("MpiReductions: its thread has ended, by close() or an error of MPI")
+        self._check(tensor)
         asked = Sum(tensor, 1.0 / self.size() if op == self.Average else 1.0)
         self._asked.put(asked)
         return asked
+
+    def _check(self, tensor: torch.Tensor):
+        name = type(self).__name__
+        if tensor.dtype not in (torch.float32, torch.float64, *HALVES):
+            raise TypeError(f"{name} sums float16, bfloat16, float32 and float64, got {tensor.dtype}")
+        if not self._thread.is_alive():
+            raise RuntimeError(f"{name}: its thread has ended, by close() or an error of MPI")
 
     def synchronize(self, asked: Sum) -> torch.Tensor:
         """Waits for the result. Raises the error of MPI."""
@@ -236,43 +228,66 @@ class MpiReductions:
 
 class TorchReductions(MpiReductions):
     """MpiReductions, with the sums of tensors on this rank's device by torch.distributed: on a GPU by NCCL, for which
-    torch's stream waits and the host does not, on the CPU by Gloo. The ranks find each other by MPI."""
+    torch's stream waits and the host does not, on the CPU by Gloo. The ranks find each other by MPI; process groups of
+    the program are left alone.
+
+    A loop of its own on a GPU reads a loss of each step, or of the one before: else ranks drift apart."""
 
     def __init__(self, world: World, device: torch.device):
         """Collective. Raises UserError on every rank if one cannot take part."""
         super().__init__(world)
-        self._kind, self._group = device.type, None
+        self._device, self._group = device, None
+        self.kind = "nccl" if self.nccl_built() else "gloo"
         try:
-            self._connect(device)
+            self._store = open_store(world)
+            self._agree(self._connect)
+            self._agree(self._try)
         except UserError:
             self.close()
             raise
 
-    def _connect(self, device: torch.device):
-        store, error, backend = open_store(self.world), None, "gloo" if gpu_of(device) is None else "nccl"
+    def _agree(self, call: Callable[[], None]):
+        error = None
         try:
-            if distributed.is_initialized():  # by the program
-                self._group = distributed.new_group(backend=backend)
-            else:
-                distributed.init_process_group(backend, store=store, rank=self.rank(), world_size=self.size())
-                self._group = distributed.group.WORLD
-            distributed.all_reduce(torch.ones(1, device=device), group=self._group)
+            call()
         except RuntimeError as problem:
-            error = UserError(f"torch.distributed cannot sum on {device} of rank {self.rank()} by {backend}: {problem}")
+            text = " ".join(str(problem).split())[:MOST_TEXT]
+            error = UserError(
+                f"torch.distributed cannot sum on {self._device} of rank {self.rank()} by {self.kind}: {text}: set "
+                "optim.dense_exchange=mpi"
+            )
         self.world.agree(error)
 
+    def _connect(self):
+        given = self._store, self.rank(), self.size()
+        if self.kind == "gloo":
+            self._group = distributed.ProcessGroupGloo(*given, NO_LIMIT)
+        else:
+            options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = NO_LIMIT  # else its watchdog ends a job in which a rank is slow for ten minutes
+            self._group = distributed.ProcessGroupNCCL(*given, options)
+
+    def _try(self):
+        ones = torch.ones(1, device=self._device)
+        self._group.allreduce([ones]).wait()
+        if ones.item() != self.size():
+            raise RuntimeError(f"a sum of ones over {self.size()} ranks is {ones.item()}")
+
     def nccl_built(self) -> bool:
-        return self._kind != "cpu"
+        return gpu_of(self._device) is not None
 
     def allreduce_async_(self, tensor: torch.Tensor, op: str, name: str) -> Sum | TorchSum:
-        if tensor.device.type != self._kind:
+        if tensor.device.type != self._device.type:
             return super().allreduce_async_(tensor, op, name)
-        work = distributed.all_reduce(tensor, group=self._group, async_op=True)
+        self._check(tensor)
+        work = self._group.allreduce([tensor])
         return TorchSum(tensor, self.size() if op == self.Average else 1, work)
 
     def synchronize(self, asked: Sum | TorchSum) -> torch.Tensor:
         if isinstance(asked, Sum):
             return super().synchronize(asked)
+        if self.kind == "gloo":
+            self.world.wait(asked.work.is_completed, "for all ranks to sum the gradients of the dense layers")
         asked.work.wait()
         return asked.tensor.div_(asked.divisor)
 
@@ -280,7 +295,7 @@ class TorchReductions(MpiReductions):
         super()._stop()
         group, self._group = self._group, None
         if group is not None:
-            distributed.destroy_process_group(group)
+            group.shutdown()
 
 
 @dataclass
@@ -301,9 +316,13 @@ def open_store(world: World) -> distributed.TCPStore:
     for is_first in (True, False):
         if (world.rank == 0) == is_first and place is not None:
             try:
-                store = distributed.TCPStore(*place, is_master=is_first, wait_for_workers=False)
-            except (RuntimeError, OSError) as problem:
-                error = UserError(f"torch.distributed: rank {world.rank} cannot reach {place[0]}: {problem}")
+                store = distributed.TCPStore(*place, is_master=is_first, wait_for_workers=False, timeout=STORE_LIMIT)
+            except RuntimeError as problem:
+                text = " ".join(str(problem).split())[:MOST_TEXT]
+                error = UserError(
+                    f"torch.distributed: rank {world.rank} on {world.host} cannot reach {place[0]}: {text}: set "
+                    "optim.dense_exchange=mpi"
+                )
         place = world.comm.bcast((host, store.port) if store is not None else None)
     world.agree(error)
     return store

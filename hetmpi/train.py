@@ -36,7 +36,7 @@ from hetmpi.log.environment import environment
 from hetmpi.log.headline import comparison
 from hetmpi.log.runlog import CURVES, OF_SAMPLES, RunLog
 from hetmpi.log.status import write_failed
-from hetmpi.reductions import name_of, open_reductions
+from hetmpi.reductions import open_reductions
 from hetmpi.run import build, command_line
 from hetmpi.run.best import Best, MetricHistory, best_of
 from hetmpi.run.config import compose, staleness_of
@@ -596,7 +596,7 @@ class Training:
             "exchange": next(iter(self.tables.values())).client.channel.name,
             "look_ahead": build.batches_ahead(self.config, self.tables) > 0,
             "batches_per_pull": next(iter(self.tables.values())).client.context.batches_per_pull,
-            "dense_exchange": name_of(self.hvd),
+            "dense_exchange": getattr(self.hvd, "kind", "horovod"),
             "steps": self.steps,
             "first_step": self.start.step,  # the figures below are of the steps after it
             "samples_per_s": samples / seconds if seconds else None,

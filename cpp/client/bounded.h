@@ -42,7 +42,7 @@ constexpr const char* kPhaseTexts[] = {"not requested", "requested",
                                        "written"};
 
 // Keys with their lines, once they were asked for: slots (n), -1 for none; clocks (n): c_g at the read, and the
-// iterations of previewed held sums; without a bound 0 for keys with a line, and undefined if all have one.
+// iterations of previewed held sums; without a bound 0 for keys with a line, and undefined if all have one on a GPU.
 struct KeyLines {
   KeysOfCall keys;
   Buffer<int64_t> slots;

@@ -109,7 +109,7 @@ __device__ uint32_t ways_tagged(const uint8_t* tags, uint8_t tag) {
   return ways;
 }
 
-// found: number of keys with a line, is added to.
+// found: the number of keys with a line is added to it; may be null.
 __global__ void look_up_kernel(Lines lines, const int64_t* keys, int64_t n, int64_t* slots, Counter* found) {
   const int64_t i = thread_number();
   int64_t slot = -1;

@@ -43,7 +43,7 @@ class CudaRowCache {
   void set_step(double lr, int64_t step);
   void look_up(const int64_t* keys, int64_t n, int64_t* slots, Stream stream) const;
   // As look_up, with the number of keys that have a line, in pinned memory. REQUIRES: there are lines; all
-  // calls are in one stream.
+  // of these calls are in one stream.
   void find(const int64_t* keys, int64_t n, int64_t* slots, int64_t* num, Stream stream) const;
   void use(const int64_t* slots, int64_t n, int64_t num_keys, Stream stream);
   // Counts the lags of lines that are not stale if `counts_lags`.

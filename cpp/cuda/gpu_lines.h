@@ -5,8 +5,8 @@
 // rows are in pinned memory; the GPU reads the new ones, once. Sums are copied to the host when they are to be sent.
 //
 // Keys are looked up in a second stream, so that the host need not wait for gradients to know the lines of a batch:
-// only insert() and forget() change which key has a line, and the host has waited for both. The GPU counts the lines:
-// if each key has one, the host looks at none.
+// only insert() and forget() change which key has a line; the host has waited for both, and they wait for look-ups. The
+// GPU counts the lines: if each key has one, the host looks at none.
 #pragma once
 
 #include <cstdint>

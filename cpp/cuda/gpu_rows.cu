@@ -39,16 +39,17 @@ __global__ void check_kernel(const float* values, int64_t n, int32_t* is_bad) {
 }
 
 // A warp per key. Does nothing if a gradient is bad.
-__global__ void apply_kernel(Partition partition, GpuRows::Arrays arrays, int64_t state_dim, RowOptimizer rule,
-                             const int64_t* keys, const float* grads, int64_t n, const int32_t* is_bad) {
+__global__ void apply_kernel(Partition partition, float* weight, float* state, int32_t* clock, uint8_t* touched,
+                             int64_t state_dim, RowOptimizer rule, const int64_t* keys, const float* grads, int64_t n,
+                             const int32_t* is_bad) {
   const int64_t i = warp_number();
   if (i >= n || *is_bad != 0) return;
   const Together loop{lane_number()};
   const int64_t row = partition.locate(keys[i]).row, dim = rule.dim();
-  rule.apply(arrays.weight + row * dim, arrays.state + row * state_dim, grads + i * dim, loop);
+  rule.apply(weight + row * dim, state + row * state_dim, grads + i * dim, loop);
   if (loop.lane != 0) return;
-  arrays.touched[row] = 1;
-  arrays.clock[row] += 1;
+  touched[row] = 1;
+  clock[row] += 1;
 }
 
 }  // namespace
@@ -101,8 +102,8 @@ void GpuRows::apply(const KeysOfCall& keys, const ModelRows& grads, const RowOpt
   Memory& m = *memory_;
   m.is_bad.clear(1, stream);
   launch(check_kernel, n * dim_, stream, grads.at, n * dim_, m.is_bad.data());
-  launch(apply_kernel, n * kWarp, stream, partition_, arrays_, state_dim_, rule, keys->array.data(), grads.at, n,
-         m.is_bad.data());
+  launch(apply_kernel, n * kWarp, stream, partition_, arrays_.weight, arrays_.state, arrays_.clock, arrays_.touched,
+         state_dim_, rule, keys->array.data(), grads.at, n, m.is_bad.data());
   HETMPI_CHECK(cudaMemcpyAsync(m.was_bad.data(), m.is_bad.data(), sizeof(int32_t), cudaMemcpyDeviceToHost, stream));
   m.events.keep(keys);
   m.events.record(stream);

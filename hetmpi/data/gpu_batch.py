@@ -77,7 +77,7 @@ class SentBatches:
     thread need not copy. Thread-safe."""
 
     def __init__(self, device: torch.device, make: Callable[[Samples], Batch]):
-        self._make, self._spare = make, Spare(lambda: gpu_of(device)(device))
+        self.device, self._make, self._spare = device, make, Spare(lambda: gpu_of(device)(device))
 
     def __call__(self, samples: Samples) -> Batch:
         batch = self._make(samples)

@@ -1,4 +1,5 @@
-"""Rows in a GPU's memory (table.store=gpu): the shard of a table of one rank (cpp/cuda/gpu_rows.h)."""
+"""The shard of a table of one rank whose rows a GPU reads and updates (cpp/cuda/gpu_rows.h): in its memory
+(table.store=gpu), or in the host's (table.store=pinned)."""
 
 from __future__ import annotations
 
@@ -19,13 +20,19 @@ KINDS = {"weight": torch.float32, "state": torch.float32, "clock": torch.int32, 
 
 @dataclass(frozen=True)
 class GpuStore:
-    """Where a table's rows are, if not in the host's memory: in that of the table's device, a GPU."""
+    """Where a table's rows are, if a GPU, the table's device, reads and updates them.
 
-    name = "gpu"
+    in_host_memory  whether they stay in the host's memory, which is pinned, for more rows than the GPU has memory"""
+
+    in_host_memory: bool = False
 
     @property
-    def shard(self) -> type[GpuShard]:
-        return GpuShard
+    def name(self) -> str:
+        return "pinned" if self.in_host_memory else "gpu"
+
+    @property
+    def shard(self) -> type[Shard]:
+        return PinnedShard if self.in_host_memory else GpuShard
 
 
 def gpu_bytes(layout: Layout) -> int:
@@ -50,8 +57,8 @@ class GpuShard(Shard):
         error = UserError(
             f"table.store=gpu: {name} needs {size_text(need)} for {layout.num_rows:,} rows of dim {layout.dim} with "
             f"{layout.state_dim} floats of optimizer state, {size_text(free)} are free on {gpu.device}, "
-            f"{size_text(need - free)} too few: set table.store=memory, a smaller table.dim, fewer rows, or "
-            "optim.rows=rowwise_adagrad, which has one float of state"
+            f"{size_text(need - free)} too few: set table.store=pinned, which keeps rows in host memory, a smaller "
+            "table.dim, fewer rows, or optim.rows=rowwise_adagrad, which has one float of state"
         )
         if need > free:
             raise error
@@ -139,3 +146,55 @@ class GpuShard(Shard):
         self._gpu.finish(self._device)
         self._rows["touched"].zero_()
         self.mark = mark
+
+
+class PinnedShard(Shard):
+    """A shard in host memory that is pinned, so that a GPU reads and updates it in place. The host waits for the GPU
+    before it reads or writes. To be opened by open_memory() before initialise()."""
+
+    def __init__(self, memory: np.ndarray, layout: Layout, directory: _C.Directory):
+        super().__init__(memory, layout, directory)
+        self._memory, self._pinned = memory[: layout.places["applied"][0]], []  # of the rows and their clocks
+
+    def open_memory(self, partition: _C.Partition, device: torch.device):
+        self._gpu, self._partition = gpu_of(device)(device), partition
+
+    def initialise(self, rule, keys_of, num: int, seed: int, std: float, threads: int):
+        super().initialise(rule, keys_of, num, seed, std, threads)
+        try:
+            for array in (self._memory, self.touched):
+                self._gpu.pin(array)
+                self._pinned.append(array)
+        except RuntimeError as problem:
+            raise UserError(
+                f"table.store=pinned: {size_text(self._memory.nbytes)} of host memory cannot be pinned for "
+                f"{self._gpu.device} ({problem}): raise the limit of locked memory (ulimit -l), or set "
+                "table.store=memory"
+            ) from problem
+        arrays = *(self.in_memory[name] for name in ("weight", "state", "clock")), self.touched
+        addresses = [array.ctypes.data for array in arrays]
+        self.device_rows = _C.GpuRows(self._partition, addresses, self.dim, self.state_dim, self._gpu)
+
+    def close_memory(self):
+        """To be called before the memory is freed."""
+        self._finish()
+        while self._pinned:
+            self._gpu.unpin(self._pinned.pop())
+
+    def _finish(self):
+        self._gpu.finish(self._gpu.device)
+
+    def freeze(self):
+        self._finish()
+
+    def snapshot(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
+        self._finish()
+        return super().snapshot(array, rows, out)
+
+    def changed(self) -> np.ndarray:
+        self._finish()
+        return super().changed()
+
+    def forget_changes(self, mark: object):
+        self._finish()
+        super().forget_changes(mark)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.owner.gpu_rows import GpuShard, GpuStore
+from hetmpi.owner.gpu_rows import GpuShard, GpuStore, PinnedShard
 from hetmpi.owner.row_files import FileStore, open_files
 from hetmpi.owner.store import LEAST_HUGE, Layout, Shard
 from hetmpi.world.at_exit import at_exit, free_window, nothing
@@ -57,6 +57,9 @@ class NodeMemory:
         little room."""
         if isinstance(self.local, GpuShard):
             self.local.open_memory(self.layouts[self.world.rank], self._partition, device, name)
+        elif isinstance(self.local, PinnedShard):
+            self.local.open_memory(self._partition, device)
+            self._stop = at_exit(self.world, nothing, self.local.close_memory)
         if self._files is None:
             return
         pages = self._files.pages(self.layouts[self.world.rank])

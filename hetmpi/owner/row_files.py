@@ -16,7 +16,7 @@ from hetmpi.owner.store import InParts, Layout, Shard
 from hetmpi.world.world import World
 
 BALLAST_BYTES = 64 << 20  # of disk, freed when there is no more: new rows of the steps until all ranks have stopped
-STORES = "memory", "file", "gpu"
+STORES = "memory", "file", "gpu", "pinned"
 LEAST_PAGES = 16
 NO_FOLDER = "name a folder on a disk of every node that can be written"  # cure
 STEPS_AHEAD = 4  # until all ranks have stopped

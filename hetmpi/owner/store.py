@@ -81,8 +81,8 @@ class Layout:
                   row_optimizer.h)
     origins       those with a ring here, ascending: ranks, and for ranks as servers the number of ranks plus theirs
     ring_bytes    of each ring
-    store         where rows and their state are: memory, this one; file (row_files.py), and here what is known of it;
-                  gpu, with the clocks (gpu_rows.py)"""
+    store         where rows and their state are: memory, this one, or pinned, the same for a GPU (gpu_rows.py); file
+                  (row_files.py), and here what is known of it; gpu, with the clocks"""
 
     num_rows: int
     dim: int
@@ -96,7 +96,7 @@ class Layout:
     def places(self) -> dict[str, tuple[int, tuple[int, ...], type]]:
         """Offset in bytes, shape and dtype of each array, in their order."""
         num, begin, found = self.num_rows, 0, {}
-        num_here = num if self.store == "memory" else 0
+        num_here = num if self.store in ("memory", "pinned") else 0
         num_in_file, num_clocks = num * (self.store == "file"), num * (self.store != "gpu")
         for name, shape, dtype in (
             ("weight", (num_here, self.dim), np.float32),

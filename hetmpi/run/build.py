@@ -152,8 +152,8 @@ def make_parts(
 ) -> Parts:
     """source (prepared), model: replace those that the settings name. resumed: of a stream, as its open(). before: the
     encoder with which the data begin. Collective. Raises UserError."""
-    if config.table.store == "gpu":  # before data are prepared
-        check_on_gpu(world, staleness_of(config), device)
+    if config.table.store in ("gpu", "pinned"):  # before data are prepared
+        check_on_gpu(world, staleness_of(config), device, config.table.store)
     if source is None:
         source = make(config.data)
         if before is not None and hasattr(source, "begin_with"):
@@ -329,13 +329,13 @@ def make_tables(
 
 
 def stores_of(config: DictConfig, world: World, specs: dict[str, TableSpec]) -> dict[str, FileStore | GpuStore]:
-    """Those of tables whose rows are not in host memory. On disk they share table.store_memory_gb by their sizes.
-    Collective."""
+    """Those of tables whose rows are not simply in host memory. On disk they share table.store_memory_gb by their
+    sizes. Collective."""
     table = config.table
     if table.store == "memory":
         return {}
-    if table.store == "gpu":
-        return dict.fromkeys(specs, GpuStore())
+    if table.store in ("gpu", "pinned"):
+        return dict.fromkeys(specs, GpuStore(table.store == "pinned"))
     total = None if table.store_memory_gb is None else table.store_memory_gb * 1e9
     if total is None:
         free = free_memory(False)[1] / 2 / world.node.size

@@ -246,10 +246,10 @@ def check_store(table: DictConfig):
     """Raises UserError for settings of a store that do not go together."""
     if table.store == "file" and table.store_dir is None:
         raise UserError("table.store=file needs table.store_dir=FOLDER, a folder on a local disk of each node")
-    if table.store == "gpu" and table.staleness != 0:
+    if table.store in ("gpu", "pinned") and table.staleness != 0:
         raise UserError(
-            f"table.store=gpu needs table.staleness=0, where no rows are cached, got {table.staleness}: set that, or "
-            "table.store=memory"
+            f"table.store={table.store} needs table.staleness=0, where no rows are cached, got {table.staleness}: set "
+            "that, or table.store=memory"
         )
     for name in ("store_dir", "store_memory_gb"):
         if table.store != "file" and table[name] is not None:

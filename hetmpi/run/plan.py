@@ -161,10 +161,10 @@ class Plan:
         partition, mine = build.layout_of(self.config, world, name, spec, store.name if store else "memory")
         before_rings = mine.inbox_begin
         in_memory = before_rings + partition.num_local_rows(world.rank)  # with marks of changed rows
-        if isinstance(store, GpuStore):
+        if isinstance(store, GpuStore) and not store.in_host_memory:
             found.rows, found.gpu = found.rows + before_rings, found.gpu + gpu_bytes(mine)
         else:
-            found.rows += in_memory if store is None else store.memory_bytes
+            found.rows += store.memory_bytes if isinstance(store, FileStore) else in_memory
         if spec.open is not None:  # in a directory, and among the ids that this rank knows
             found.rows += round(ID_BYTES * spec.num_rows * (1 + 1 / world.size))
         found.mailboxes += mine.nbytes - before_rings
@@ -225,7 +225,7 @@ class Plan:
         tables = build.make_tables(config, world, specs, most_keys, Schedule(), self.device, spans, stores={})
         loader = Loader(
             self.source.train, world.rank, world.size, config.batch_size, 0, most_steps, config.loader.threads,
-            config.loader.prefetch, self.task.batches(self.device),
+            config.loader.prefetch, self.task.batches(torch.device("cpu")),
         )  # fmt: skip
 
         def keys_of(batch):

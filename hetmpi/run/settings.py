@@ -139,8 +139,8 @@ class Table:
     )
     store: str = setting(
         "memory",
-        "file for tables larger than the memory of all nodes (docs/growing.md), gpu for one that fits a GPU "
-        "(docs/gpus.md)",
+        "file for tables larger than the memory of all nodes (docs/growing.md); gpu for one that fits a GPU, pinned "
+        "for one in host memory that a GPU updates (docs/gpus.md)",
         choices=STORES,
     )
     store_dir: PathText = setting(None, "with store=file: folder on a local disk of each node")
@@ -175,8 +175,8 @@ class Optim:
     )
     dense_exchange: str = setting(
         "auto",
-        "allreduce of the dense gradients; auto: nccl where each rank has a GPU, else horovod, or mpi where ranks lack "
-        "it or, on CPUs of several hosts, have fewer than two processors each",
+        "allreduce of the dense gradients; auto: horovod, or mpi where ranks lack it or, on CPUs of several hosts, "
+        "have fewer than two processors each; nccl: that of torch, on GPUs (docs/gpus.md)",
         choices=DENSE_EXCHANGES,
         for_experts=True,
     )

@@ -64,7 +64,7 @@ class EmbeddingTable:
         many are announced, or with the next write. first_rows: initialise these keys alone; the other rows take
         memory when they are assigned, which comes first (hetmpi/table/vocabularies.py); None for all. store: FileStore,
         files in a folder for the rows, a part of which stays in memory; GpuStore, at staleness 0 on one rank, the
-        memory of `device`; None, host memory. Collective.
+        memory of `device`, or the host's for it; None, host memory. Collective.
 
         Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
         for a cache at staleness 0; ValueError for an unknown partition or exchange or an invalid shape."""
@@ -74,7 +74,7 @@ class EmbeddingTable:
         check_arguments(dim, exchange, batches_per_pull)
         cache.check_at(staleness)
         if isinstance(store, GpuStore):
-            check_on_gpu(world, staleness, torch.device(device))
+            check_on_gpu(world, staleness, torch.device(device), store.name)
         if first_rows is not None and partition != "round_robin":
             raise UserError(f"{name}: ids without a vocabulary need partition=round_robin, got {partition}")
         self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim
@@ -333,15 +333,15 @@ def check_arguments(dim: int, exchange: str, batches_per_pull: int):
         check_choice("table.exchange", exchange, EXCHANGES)
 
 
-def check_on_gpu(world: World, staleness: Staleness, device: torch.device):
-    """Raises UserError where a table cannot have its rows on a GPU."""
-    cure = "table.store=memory, which keeps rows in host memory"
+def check_on_gpu(world: World, staleness: Staleness, device: torch.device, store: str):
+    """Raises UserError where a GPU cannot read and update a table's rows. store: gpu or pinned."""
+    cure = "table.store=memory, where the host does"
     if gpu_of(device) is None:
-        raise UserError(f"table.store=gpu needs a GPU, the device is {device}: set device=cuda, or {cure}")
+        raise UserError(f"table.store={store} needs a GPU, the device is {device}: set device=cuda, or {cure}")
     if not staleness.is_exact:
-        raise UserError(f"table.store=gpu needs table.staleness=0, where no rows are cached: set that, or {cure}")
+        raise UserError(f"table.store={store} needs table.staleness=0, where no rows are cached: set that, or {cure}")
     if world.size > 1:
-        raise UserError(f"table.store=gpu is for one rank, this run has {world.size}: set {cure}")
+        raise UserError(f"table.store={store} is for one rank, this run has {world.size}: set {cure}")
 
 
 def kind_of(value) -> str:

@@ -219,7 +219,8 @@ class ClickThroughRate(Task):
             make = FeatureBatches(self.features, list(tables), of_open)
             if of_open or gpu_of(device) is None:  # ids of open tables are translated on the CPU, later
                 return make
-            self._sent = self._sent or SentBatches(device, make)
+            if self._sent is None or self._sent.device != device:
+                self._sent = SentBatches(device, make)
             return self._sent
         if gpu_of(device) is None:
             return to_batch

@@ -1,5 +1,5 @@
-"""Tests of tables with their rows in a GPU's memory (table.store=gpu), emulated or not: test_emulated_gpu.py runs
-them."""
+"""Tests of tables whose rows a GPU reads and updates (table.store=gpu, pinned), emulated or not: test_emulated_gpu.py
+runs them."""
 
 import numpy as np
 import pytest
@@ -20,10 +20,13 @@ def opened(store, name="t", optimizer=RowOptimizer("adagrad", 0.1), **settings):
     )
 
 
-@pytest.fixture
-def tables():
-    """In host memory, and on the GPU."""
-    made = [opened(None), opened(GpuStore())]
+STORES = [GpuStore(), GpuStore(in_host_memory=True)]
+
+
+@pytest.fixture(params=STORES, ids=lambda store: store.name)
+def tables(request):
+    """The host's, and the GPU's."""
+    made = [opened(None), opened(request.param)]
     yield made
     for table in made:
         table.close()
@@ -47,12 +50,13 @@ def same(one, other) -> bool:
     return all(map(np.array_equal, arrays_of(one), arrays_of(other)))
 
 
+@pytest.mark.parametrize("store", STORES, ids=lambda store: store.name)
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("partition", ["round_robin", "range", "hash"])
 @pytest.mark.parametrize("rule", ROW_RULES)
-def test_rows_have_the_bits_of_host_memory(rule, partition, decay):
+def test_rows_have_the_bits_of_host_memory(rule, partition, decay, store):
     optimizer = RowOptimizer(rule, 0.1, decay)
-    on_cpu, on_gpu = (opened(store, partition=partition, optimizer=optimizer) for store in (None, GpuStore()))
+    on_cpu, on_gpu = (opened(store, partition=partition, optimizer=optimizer) for store in (None, store))
     for table in (on_cpu, on_gpu):
         make_steps(table, 0, 5)
     every = torch.arange(NUM_ROWS)
@@ -82,8 +86,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_told_in_the_next_c
     assert all(map(np.array_equal, before, arrays_of(table)))
 
 
-def test_no_table_of_a_group_is_written_after_gradients_that_were_not_finite():
-    group = TableGroup({name: opened(GpuStore(), name) for name in ("users", "items")})
+@pytest.mark.parametrize("store", STORES, ids=lambda store: store.name)
+def test_no_table_of_a_group_is_written_after_gradients_that_were_not_finite(store):
+    group = TableGroup({name: opened(store, name) for name in ("users", "items")})
     keys, ones = dict.fromkeys(group, torch.arange(5)), torch.ones(5, DIM).to(DEVICE)
     group.read(keys)
     group.write(keys, {"users": ones, "items": ones / 0 - ones / 0})
@@ -141,4 +146,6 @@ def test_where_it_cannot_be_is_refused(monkeypatch):
     with pytest.raises(UserError, match="table.store=gpu needs a GPU, the device is cpu: set device=cuda"):
         EmbeddingTable(WORLD, NUM_ROWS, DIM, RowOptimizer(), store=GpuStore())
     monkeypatch.setattr(gpu_of(DEVICE), "free_bytes", staticmethod(lambda device: 10_000))
+    with pytest.raises(UserError, match="table.store=pinned needs table.staleness=0"):
+        opened(GpuStore(in_host_memory=True), staleness=Staleness(10))
     refused(r"needs .* for 200 rows of dim 12 with 12 floats of optimizer state, .* free on .*, .* too few: set")

@@ -92,6 +92,7 @@ def test_changes_add_up_to_the_export(trained, tmp_path):
     assert len(tags.shared) == 1 and tags.weight.shape == (len(tags.ids), 4) and (tags.count > 0).all()
 
 
+@pytest.mark.rare
 def test_predictions_and_trainings_read_an_export_with_its_changes(trained, tmp_path):
     deltas = [trained / f"run/deltas/step-{step:08d}" for step in (20, 40, 60)]
     files = [f"data.path={trained}/samples.parquet", "predict.keep=[click]"]

@@ -51,6 +51,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.rare
 def test_a_full_disk_ends_the_run_with_a_checkpoint_that_goes_on_elsewhere(tmp_path, small_disk):
     larger = "data.scale=0.01", "table.dim=32", "batch_size=128", "steps=60", "log.every_steps=20"
     losses = {folder: tmp_path / folder for folder in ("memory", "run")}

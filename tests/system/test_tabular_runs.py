@@ -66,6 +66,7 @@ def test_a_csv_and_its_parquet_train_alike(log, trained):
     assert summary(log / "parquet")["auc"] == summary(log / "run")["auc"]
 
 
+@pytest.mark.rare
 def test_a_file_of_clicks_and_one_of_others_train_as_the_mixed_rows_do(tmp_path):
     rng, num = np.random.default_rng(0), 40_000
     user = rng.integers(0, 30, num)

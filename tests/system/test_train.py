@@ -252,6 +252,7 @@ def test_data_that_hold_out_nothing_are_trained_on_and_it_is_told(tmp_path):
     assert summary(tmp_path)["auc"] is None and summary(tmp_path)["log_loss"] is None
 
 
+@pytest.mark.rare
 def test_quick_evaluations_leave_every_bit_of_the_training(tmp_path):
     """With a node per rank, whose rows are requested a step ahead."""
     nodes = ["table.ranks_per_node=1", "table.exchange=messages", "table.look_ahead=true"]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 from crafted import change_manifest
 from launch import ROOT, SMALL, environment, launcher_of, ranks_of, summary, train
 
@@ -14,6 +15,7 @@ def newest(folder):
     return max((int(path.name[5:]) for path in folder.glob("step-????????")), default=0)
 
 
+@pytest.mark.rare
 def test_a_second_job_is_refused_while_the_first_runs_and_goes_on_where_it_was_killed(tmp_path):
     run_dir, saved = tmp_path / "run", tmp_path / "saved"
     settings = [*SMALL, "checkpoint.every_steps=20", f"checkpoint.dir={saved}", "resume=auto", "device=cpu"]

@@ -262,6 +262,7 @@ def test_an_array_that_is_none_is_named_by_its_path(tmp_path):
     assert told.startswith(f"{path} is not an array in numpy.save's format")
 
 
+@pytest.mark.rare
 def test_the_manifest_of_100_tables_on_1024_ranks_is_read(tmp_path):
     path, names, size = tmp_path / "step-00000005", [f"table{i}" for i in range(100)], 1024
     table = {"num_rows": 9, "dim": 4, "partition": "hash", "rule": "sgd", "state_dim": 0, "step": 5}

@@ -241,6 +241,8 @@ struct cudaPointerAttributes {
 CUDA_ON_CPU cudaError_t cudaMalloc(void** memory, size_t bytes);
 CUDA_ON_CPU cudaError_t cudaFree(void* memory);
 CUDA_ON_CPU cudaError_t cudaMallocHost(void** memory, size_t bytes);
+CUDA_ON_CPU cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags);
+CUDA_ON_CPU cudaError_t cudaHostUnregister(void* memory);
 CUDA_ON_CPU cudaError_t cudaFreeHost(void* memory);
 CUDA_ON_CPU cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t);
 CUDA_ON_CPU cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t);

@@ -173,10 +173,20 @@ class Gpu {
   }
 
   void free(void* memory) {
+    forget(memory);
+    std::free(memory);
+  }
+
+  // Memory of the program.
+  void pin(void* memory, size_t bytes) {
+    if (block_of(memory) != nullptr) cuda_on_cpu::fail("memory is pinned twice");
+    blocks_[reinterpret_cast<uintptr_t>(memory)] = {memory, bytes, true};
+  }
+
+  void forget(void* memory) {
     const auto at = blocks_.find(reinterpret_cast<uintptr_t>(memory));
     if (at == blocks_.end()) cuda_on_cpu::fail("memory is freed that was not allocated");
     blocks_.erase(at);
-    std::free(memory);
   }
 
   // The block that an address lies in, or null.
@@ -350,6 +360,19 @@ cudaError_t cudaFreeHost(void* memory) {
   Call gpu;
   gpu->finish_all();
   gpu->free(memory);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
+  Call gpu;
+  gpu->pin(memory, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* memory) {
+  Call gpu;
+  gpu->finish_all();
+  gpu->forget(memory);
   return cudaSuccess;
 }
 
