@@ -22,7 +22,7 @@ KINDS = {"weight": torch.float32, "state": torch.float32, "clock": torch.int32, 
 class GpuStore:
     """Where a table's rows are, if a GPU, the table's device, reads and updates them.
 
-    in_host_memory  whether they stay in the host's memory, which is pinned, for more rows than the GPU has memory"""
+    in_host_memory  whether they stay in the host's memory, which is pinned: for tables larger than the GPU's"""
 
     in_host_memory: bool = False
 
