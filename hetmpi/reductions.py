@@ -25,7 +25,7 @@ from hetmpi.batch_norm import BatchNorm
 from hetmpi.errors import MissingLibrary, UserError
 from hetmpi.gpu import gpu_of
 from hetmpi.world.at_exit import at_exit
-from hetmpi.world.mpi import MPI, import_horovod
+from hetmpi.world.mpi import MPI, import_horovod, in_one_line
 from hetmpi.world.world import World
 
 DENSE_EXCHANGES = ("auto", "horovod", "mpi", "nccl")
@@ -251,10 +251,9 @@ class TorchReductions(MpiReductions):
         try:
             call()
         except RuntimeError as problem:
-            text = " ".join(str(problem).split())[:MOST_TEXT]
             error = UserError(
-                f"torch.distributed cannot sum on {self._device} of rank {self.rank()} by {self.kind}: {text}: set "
-                "optim.dense_exchange=mpi"
+                f"torch.distributed cannot sum on {self._device} of rank {self.rank()} by {self.kind}: "
+                f"{in_one_line(problem)[:MOST_TEXT]}: set optim.dense_exchange=mpi"
             )
         self.world.agree(error)
 
@@ -318,10 +317,9 @@ def open_store(world: World) -> distributed.TCPStore:
             try:
                 store = distributed.TCPStore(*place, is_master=is_first, wait_for_workers=False, timeout=STORE_LIMIT)
             except RuntimeError as problem:
-                text = " ".join(str(problem).split())[:MOST_TEXT]
                 error = UserError(
-                    f"torch.distributed: rank {world.rank} on {world.host} cannot reach {place[0]}: {text}: set "
-                    "optim.dense_exchange=mpi"
+                    f"torch.distributed: rank {world.rank} on {world.host} cannot reach {place[0]}: "
+                    f"{in_one_line(problem)[:MOST_TEXT]}: set optim.dense_exchange=mpi"
                 )
         place = world.comm.bcast((host, store.port) if store is not None else None)
     world.agree(error)
