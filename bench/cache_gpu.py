@@ -44,31 +44,32 @@ class Filled:
     """A full cache of known rows: all columns of the row of key k are k / KEY_STRIDE modulo 2^20."""
 
     def __init__(self, num_rows: int, dim: int):
-        self.dim, self.stream = dim, torch.cuda.current_stream().cuda_stream
-        self.cache = _C.CudaRowCache(num_rows, RowOptimizer("sgd", 1.0).core(dim), "lru")
+        self.dim = dim
+        stream = torch.cuda.current_stream().cuda_stream
+        self.cache = _C.CudaRowCache(num_rows, RowOptimizer("sgd", 1.0).core(dim), "lru", stream)
         self.cache.set_step(1.0, 1)
         for begin in range(0, num_rows, CHUNK):
             self.insert(torch.arange(begin, min(begin + CHUNK, num_rows), device="cuda") * KEY_STRIDE)
         self.num_rows = num_rows
 
     def look_up(self, keys: torch.Tensor, slots: torch.Tensor):
-        self.cache.look_up(keys.data_ptr(), len(keys), slots.data_ptr(), self.stream)
+        self.cache.look_up(keys.data_ptr(), len(keys), slots.data_ptr())
 
     def insert_and_evict(self, keys: torch.Tensor, *others: torch.Tensor):
         """others: chosen (n,) bool, rows, states, clocks, slots."""
         *before, slots = (one.data_ptr() for one in (keys, *others))
-        self.cache.insert_and_evict(*before, len(keys), slots, self.stream)
+        self.cache.insert_and_evict(*before, len(keys), slots)
 
     def gather(self, slots: torch.Tensor, rows: torch.Tensor):
-        self.cache.gather(slots.data_ptr(), len(slots), rows.data_ptr(), self.stream)
+        self.cache.gather(slots.data_ptr(), len(slots), rows.data_ptr())
 
     def update(self, slots: torch.Tensor, grads: torch.Tensor):
-        self.cache.update(slots.data_ptr(), grads.data_ptr(), len(slots), self.stream)
+        self.cache.update(slots.data_ptr(), grads.data_ptr(), len(slots))
 
     def find(self, keys: torch.Tensor, slots: torch.Tensor):
         """keys (n,) int64 -> slots (n,) int64."""
         self.look_up(keys, slots)
-        self.cache.use(slots.data_ptr(), len(keys), self.stream)
+        self.cache.use(slots.data_ptr(), len(keys))
 
     def insert(self, keys: torch.Tensor):
         slots = torch.empty_like(keys)
@@ -170,7 +171,7 @@ class Filled:
             self.insert_and_evict(keys, chosen, rows, states, clocks, slots)
             torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
-            self.cache.drop_released(self.stream)
+            self.cache.drop_released()
         return float(np.median(times))
 
 

@@ -102,6 +102,7 @@ struct Batch : KeyLines {
   std::shared_ptr<Pull> pull;   // brings its rows; null until they are requested, and in a write without a read
   std::vector<int64_t> places;  // of its keys in a joint pull
   int64_t first_new = 0;        // keys of a joint pull from this place on are in none of the batches read before
+  int64_t num_pushed = 0;       // keys whose gradients are released by its write, as they have no line
 
   int64_t num_without() const {
     return pull && !pull->is_joint && pull->has_all_lines() ? 0 : num() - num_lines(slots);
@@ -216,6 +217,7 @@ class BoundedClient {
   // Sends all pending gradients of this rank to their owners and waits until they are applied.
   void send_all() {
     drop_all();
+    send_last();
     table_.lines->due_all();
     deliver_sums();
   }
@@ -314,7 +316,7 @@ class BoundedClient {
 
   // The pull of the batch that is read next, with those after it that one pull serves.
   std::shared_ptr<Pull> next_pull() {
-    sums_.send(step_);
+    if (!may_be_late()) sums_.send(step_);
     const size_t num = std::min(ahead_.size(), settings_.batches_per_pull);
     if (num == 1) return ahead_.front()->pull = std::make_shared<Pull>(*ahead_.front());
     std::vector<int64_t> all;
@@ -442,6 +444,7 @@ class BoundedClient {
   // ones.
   void progress() {
     sums_.send(step_);
+    is_behind_ = false;
     applier_->drain();
   }
 
@@ -455,25 +458,35 @@ class BoundedClient {
     pull.found.num();        // the lines are known
     const bool is_bounded = settings_.bound != kUnbounded;
     if (!is_bounded && has_all_rows(pull)) {
-      table_.lines->judge(pull.slots, nullptr, {}, pull.keys->num_admitted, kUnbounded, {});
+      table_.lines->judge(pull.keys->array, pull.slots, nullptr, {}, pull.keys->num_admitted, kUnbounded, {});
       counters.hits += pull.num();
       return Judged{{}, {}, {pull.num(), 0, 0}};
     }
-    if (is_bounded) {
+    const bool has_remote = pull.keys->remote_route->size() > 0;
+    if (!is_bounded) {
+      if (!has_remote) std::fill(pull.clocks.begin(), pull.clocks.end(), 0);
+      table_.read_clocks(pull.near->where(without_line(pull).data()), pull.clocks.data());
+    } else if (has_remote || pull.is_joint || !table_.lines->reads_clocks()) {
       table_.read_clocks(*pull.near, pull.clocks.data());
     } else {
-      if (pull.keys->remote_route->size() == 0) std::fill(pull.clocks.begin(), pull.clocks.end(), 0);
-      table_.read_clocks(pull.near->where(without_line(pull).data()), pull.clocks.data());
+      counters.clock_bytes += sizeof(int32_t) * pull.near->num_elsewhere(table_.rank());
     }
-    Judged judged{table_.lines->empty<uint8_t>(pull.num()), std::vector<uint8_t>(pull.num()), {}};
+    Judged judged{table_.lines->empty<uint8_t>(pull.num()), {}, {}};
     const std::vector<uint8_t>& fetched = pull.request->fetched();
+    int64_t num_stale = 0;
     if (form().capacity_rows > 0)
-      table_.lines->judge(pull.slots, fetched.data(), pull.clocks, pull.keys->num_admitted, settings_.bound,
-                          judged.is_stale);
+      num_stale =
+          table_.lines->judge(pull.keys->array, pull.slots, has_remote || pull.is_joint ? fetched.data() : nullptr,
+                              pull.clocks, pull.keys->num_admitted, settings_.bound, judged.is_stale);
     else
       std::fill(judged.is_stale.begin(), judged.is_stale.end(), 0);
-    judged.counts = decide(pull.slots.data(), fetched.data(), pull.decided().data(), pull.num(), judged.is_stale.data(),
-                           judged.is_missing.data());
+    if (num_stale == 0 && !has_remote && has_all_rows(pull)) {
+      judged.counts = {pull.num(), 0, 0};
+    } else {
+      judged.is_missing.resize(pull.num());
+      judged.counts = decide(pull.slots.data(), fetched.data(), pull.decided().data(), pull.num(),
+                             judged.is_stale.data(), judged.is_missing.data());
+    }
     counters.validated += is_bounded ? judged.counts.num_found : 0;
     counters.hits += judged.counts.num_found - judged.counts.num_stale;
     counters.stale += judged.counts.num_stale;
@@ -486,6 +499,10 @@ class BoundedClient {
 
   // Sets the rows and states of a pull, and refreshes the lines.
   void fetch(Pull& pull, const Judged& judged) {
+    if (judged.counts.num_stale > 0 && are_late_) {
+      send_last();
+      sums_.await_all(step_);
+    }
     if (!has_all_rows(pull) || judged.counts.num_stale > 0) fetch_rows(pull, judged);
     pull.enter(Phase::kRead, Phase::kServed);
     pull.request = nullptr;  // its memory is not needed any more
@@ -521,6 +538,7 @@ class BoundedClient {
     Counters& counters = *table_.counters;
     if (pull.is_uncached.empty()) {
       insert(pull, table_.lines->moved(pull.rows, pull.num()), pull.states);
+      table_.lines->await_slots();
       pull.is_uncached = without_line(pull);
       for (int64_t i = 0; i < pull.num(); ++i) pull.is_uncached[i] &= pull.keys->is_remote[i];
     }
@@ -547,10 +565,8 @@ class BoundedClient {
   // Gives the keys that have no line and may be cached a line with their rows.
   void insert(const KeyLines& of, const ModelRows& rows, const Buffer<float>& states) {
     if (form().capacity_rows == 0) return;
-    const Inserted inserted =
+    table_.counters->misses +=
         table_.lines->insert(of.keys->array, of.keys->is_admitted, rows, states, of.clocks, of.slots);
-    table_.counters->misses += inserted.num_missing;
-    table_.counters->evicted += inserted.num_evicted;
   }
 
   // Previews on the chosen (n) rows the sums that are held since the last call.
@@ -571,6 +587,8 @@ class BoundedClient {
   // HET's Update of the lines; releases gradients of keys without a line.
   std::shared_ptr<Batch> update(const KeysOfCall& keys, const ModelRows& grads) {
     std::shared_ptr<Batch> batch = of_write(keys);
+    table_.lines->await_slots();
+    send_last();
     const double lr = set_rates();
     table_.lines->set_step(lr, step_ + 1);
     rule_.set_step(lr, step_ + 1);
@@ -579,20 +597,45 @@ class BoundedClient {
       std::fill(batch->clocks.begin(), batch->clocks.end(), kUnknownClock);
       table_.read_clocks(*keys->local_route, batch->clocks.data());
     }
-    table_.lines->update(keys->array, batch->slots, batch->clocks, grads, batch->num_without(), settings_.anticipate);
+    batch->num_pushed = batch->num_without();
+    table_.lines->update(keys->array, batch->slots, batch->clocks, grads, batch->num_pushed, settings_.anticipate);
     return batch;
   }
 
   void end_step(Batch& batch) {
-    table_.lines->due(batch.slots, settings_.bound);
-    sums_.send(step_);
+    are_late_ = may_be_late() && batch.num_pushed == 0;
+    table_.lines->due(batch.slots, bound_of_due(), are_late_);
+    is_behind_ = may_be_late();
+    if (!is_behind_) sums_.send(step_);
     for (Batch* known : {&batch, last_.get()})
       if (known != nullptr && (known->phase == Phase::kRead || known->phase == Phase::kNew))
         known->phase = Phase::kWritten;  // its clocks are older than this write
     ++step_;
   }
 
+  // If a GPU computes the gradients, and only this node needs them, what a write releases leaves when it is needed: at
+  // the next read, whose missing rows need sums of evicted lines, and what falls due, is_late, in the next write. For
+  // that is of lines, which have it, and judge() counts it; only owners' rows for stale lines need it earlier. So the
+  // host waits for no gradient of the step before.
+  bool may_be_late() const {
+    return form().computes_beside && table_.channel->is_one_node() && settings_.batches_per_pull == 1;
+  }
+
+  // Less that step, which other ranks would notice.
+  int64_t bound_of_due() const {
+    const bool are_others = table_.space->partition.size() > 1;
+    return settings_.bound == kUnbounded || !may_be_late() || !are_others ? settings_.bound : settings_.bound - 1;
+  }
+
+  // Sends what the last write has released and did not send.
+  void send_last() {
+    if (is_behind_) sums_.send(step_ - 1);
+    if (are_late_) sums_.send(step_ - 1, true);
+    is_behind_ = are_late_ = false;
+  }
+
   void deliver_sums() {
+    send_last();
     sums_.send(step_);
     sums_.flush(settings_.bound);
     sums_.await_all(step_);
@@ -605,6 +648,8 @@ class BoundedClient {
   Settings settings_;
   Sums sums_;
   int64_t step_ = 0;
+  bool is_behind_ = false,
+       are_late_ = false;                     // whether the last write has not sent what it released, and what fell due
   std::deque<std::shared_ptr<Batch>> ahead_;  // announced and not read; those of one pull first
   std::shared_ptr<Batch> last_;               // of the last read
   KeyIndex distinct_;                         // of the last joint pull

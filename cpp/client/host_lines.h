@@ -39,13 +39,14 @@ class HostLines : public Lines {
     return num_lines(slots);
   }
 
-  void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks, int64_t num_keys,
-             int64_t bound, const Buffer<uint8_t>& is_stale) override {
+  int64_t judge(const Buffer<int64_t>&, const Buffer<int64_t>& slots, const uint8_t* is_fetched,
+                const Buffer<int32_t>& clocks, int64_t num_keys, int64_t bound,
+                const Buffer<uint8_t>& is_stale) override {
     cache_.use(slots.data(), slots.size(), num_keys);
     judged_.assign(slots.begin(), slots.end());
-    for (int64_t i = 0; i < slots.size(); ++i)
+    for (int64_t i = 0; is_fetched != nullptr && i < slots.size(); ++i)
       if (is_fetched[i]) judged_[i] = -1;
-    cache_.validate(judged_.data(), clocks.data(), slots.size(), bound, is_stale.data(), &lags_);
+    return cache_.validate(judged_.data(), clocks.data(), slots.size(), bound, is_stale.data(), &lags_);
   }
 
   void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
@@ -61,13 +62,13 @@ class HostLines : public Lines {
 
   ModelRows moved(const Buffer<float>& weights, int64_t n) override { return {weights.data(), n, weights.memory()}; }
 
-  Inserted insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
-                  const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) override {
+  int64_t insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
+                 const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) override {
     const int64_t num = num_missing(slots, chosen);
-    if (num == 0) return {0, 0};
-    const int64_t num_evicted = cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(),
-                                                        clocks.data(), slots.size(), slots.data(), &released_);
-    return {num, num_evicted};
+    if (num > 0)
+      num_evicted_ += cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(), clocks.data(),
+                                              slots.size(), slots.data(), &released_);
+    return num;
   }
 
   void update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
@@ -77,13 +78,14 @@ class HostLines : public Lines {
     cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), &released_);
   }
 
-  void due(const Buffer<int64_t>& slots, int64_t bound) override {
+  void due(const Buffer<int64_t>& slots, int64_t bound, bool) override {
     cache_.take_pending(slots.data(), slots.size(), bound, &released_);
   }
   void due_all() override { cache_.take_pending(&released_); }
-  int64_t num_released() override { return static_cast<int64_t>(released_.keys.size()); }
+  int64_t num_evicted() override { return std::exchange(num_evicted_, 0); }
+  int64_t num_released(bool) override { return static_cast<int64_t>(released_.keys.size()); }
 
-  std::shared_ptr<ReleasedSums> take() override {
+  std::shared_ptr<ReleasedSums> take(bool) override {
     const auto taken = std::make_shared<ReleasedSums>(std::move(released_));
     released_ = ReleasedSums();
     // The next ones may be as many: growing would copy them.
@@ -95,6 +97,7 @@ class HostLines : public Lines {
   RowCache cache_;
   ReleasedSums released_;
   LagHistogram lags_;
+  int64_t num_evicted_ = 0;
   std::vector<int64_t> judged_;  // slots
   std::atomic<bool> stops_{false};
   std::thread populating_;

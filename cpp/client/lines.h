@@ -6,9 +6,10 @@
 //   judge   begins an iteration with the lines found; which of them are too old, by their owners' clocks
 //   accept  replaces the rows of lines by those of their owners; pending sums are applied on top
 //   rows    the rows of all keys, where the model reads them
-//   insert  gives keys a line, which may evict others: their sums are released
+//   insert  gives keys a line, which may evict others: their sums are released; the slots are there after await_slots()
 //   update  adds gradients to the sums of lines and previews them; those of keys without a line are released
-//   due     releases the sums that must be pushed; take returns all that were released
+//   due     releases the sums that must be pushed; take returns all that were released. Late ones are taken
+//           apart: so the host need not wait until a GPU has computed the last gradients
 //
 // Arrays of n keys: slots, -1 for none; clocks of the owners. Buffers are from allocate(), which a GPU can read.
 #pragma once
@@ -47,10 +48,6 @@ class Found {
  private:
   int64_t num_ = 0;
   std::function<int64_t()> awaited_;
-};
-
-struct Inserted {
-  int64_t num_missing, num_evicted;  // keys chosen without a line before; evicted lines
 };
 
 inline int64_t num_lines(const Buffer<int64_t>& slots) {
@@ -92,10 +89,13 @@ class Lines {
   // known (n), or empty: as RowCache::clocks_within.
   virtual Found ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& known,
                     bool will_write, int64_t bound) = 0;
-  // is_fetched (n): keys whose line is not judged. num_keys: that may have a line. is_stale (n). Without a bound no
-  // line is stale: is_fetched may be null, clocks and is_stale empty.
-  virtual void judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks,
-                     int64_t num_keys, int64_t bound, const Buffer<uint8_t>& is_stale) = 0;
+  // Whether judge() reads the clocks of the owners itself, if all are on this node.
+  virtual bool reads_clocks() const { return false; }
+  // clocks (n): of the owners. is_fetched (n): keys whose line is not judged; null for none. num_keys: that may have a
+  // line. is_stale (n). Returns how many are. Without a bound no line is stale: clocks and is_stale may be empty.
+  virtual int64_t judge(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const uint8_t* is_fetched,
+                        const Buffer<int32_t>& clocks, int64_t num_keys, int64_t bound,
+                        const Buffer<uint8_t>& is_stale) = 0;
   virtual void accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
                       const Buffer<float>& states, const Buffer<int32_t>& clocks, float anticipate) = 0;
   // From lines, or from weights (n, dim) for keys without a line. slots empty: no key has one. weights empty: all have
@@ -103,15 +103,20 @@ class Lines {
   virtual ModelRows rows(const Buffer<int64_t>& slots, const Buffer<float>& weights, int64_t n) = 0;
   // Rows (n, dim) for insert().
   virtual ModelRows moved(const Buffer<float>& weights, int64_t n) = 0;
-  virtual Inserted insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
-                          const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) = 0;
+  // Returns the number of keys chosen without a line before.
+  virtual int64_t insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
+                         const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) = 0;
+  virtual void await_slots() {}
   // num_without: keys without a line.
   virtual void update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
                       const ModelRows& grads, int64_t num_without, float anticipate) = 0;
-  virtual void due(const Buffer<int64_t>& slots, int64_t bound) = 0;
+  virtual void due(const Buffer<int64_t>& slots, int64_t bound, bool is_late) = 0;
+  // REQUIRES: no late sums.
   virtual void due_all() = 0;
-  virtual int64_t num_released() = 0;
-  virtual std::shared_ptr<ReleasedSums> take() = 0;
+  // Lines evicted since the last call, as of the last num_released().
+  virtual int64_t num_evicted() = 0;
+  virtual int64_t num_released(bool late) = 0;
+  virtual std::shared_ptr<ReleasedSums> take(bool late) = 0;
 
  private:
   Form form_;

@@ -5,8 +5,12 @@
 
 #include <algorithm>
 #include <cub/cub.cuh>
+#include <deque>
+#include <memory>
 #include <utility>
+#include <vector>
 
+#include "cuda/cache_streams.h"
 #include "cuda/device.h"
 
 namespace hetmpi {
@@ -18,6 +22,18 @@ using Counter = unsigned long long;
 struct Line {
   int32_t clock, age, count;
   float moved;  // of Drift
+};
+
+// Iterations of a sum that is due and has not left yet, while their number is that of the last call of due().
+struct Late {
+  int32_t count;
+  uint32_t call;
+};
+
+// The line of an entry when its rows are to be changed: decisions may have gone on by the time they are.
+struct Seen {
+  int64_t key;
+  int32_t clock, age, count;
 };
 
 // A pending sum to be pushed: its key and its slot; -1 for none.
@@ -35,6 +51,7 @@ struct Lines {
   uint64_t* worth;
   Line* line;
   Steps* steps;  // first and last step of the pending sum
+  Late* late;
   void* weight;  // of `type`
   float *state, *pending;
   RowType type;
@@ -52,8 +69,8 @@ struct Lines {
   }
   __device__ float* floats_of(int64_t slot) const { return static_cast<float*>(weight) + slot * optimizer.dim(); }
   __device__ uint16_t* halves_of(int64_t slot) const { return static_cast<uint16_t*>(weight) + slot * optimizer.dim(); }
-  __device__ HalfRow half_row(int64_t slot, int32_t clock) const {
-    return HalfRow(halves_of(slot), type, row_seed(key[slot], clock));
+  __device__ HalfRow half_row(int64_t slot, const Seen& seen) const {
+    return HalfRow(halves_of(slot), type, row_seed(seen.key, seen.clock));
   }
   __device__ float* state_of(int64_t slot) const { return state + slot * optimizer.preview_dim(); }
   __device__ float* pending_of(int64_t slot) const { return pending + slot * optimizer.sum_dim(); }
@@ -65,7 +82,7 @@ struct Counted {
   Counter lags[LagHistogram::kBins];
 };
 
-// What the host reads after a wait.
+// What the host reads of lines whose sums leave: their number, and that of all lines evicted so far.
 struct Told {
   int64_t num_flagged, num_evicted;
 };
@@ -153,18 +170,31 @@ __global__ void age_kernel(Lines lines, int64_t num_slots) {
   if (slot < num_slots) lines.worth[slot] = aged_worth(lines.worth[slot]);
 }
 
-__global__ void validate_kernel(Lines lines, const int64_t* slots, const int32_t* owner_clocks, int64_t n,
-                                int64_t staleness, uint8_t* is_stale, bool counts_lags, Counted* counted) {
+// The clocks of keys in the shards of their owners, which write them meanwhile.
+__global__ void read_clocks_kernel(Partition partition, const int32_t* const* shards, const int64_t* keys, int64_t n,
+                                   int32_t* clocks) {
+  const int64_t i = thread_number();
+  if (i >= n) return;
+  const Place place = partition.locate(keys[i]);
+  clocks[i] = *static_cast<const volatile int32_t*>(shards[place.owner] + place.row);
+}
+
+// late_call: of due() whose sums have not left, which the owners' clocks lack; 0 for none. num_stale: added to.
+__global__ void validate_kernel(Lines lines, const int64_t* slots, int32_t* owner_clocks, int64_t n, int64_t staleness,
+                                uint32_t late_call, uint8_t* is_stale, Counter* num_stale, bool counts_lags,
+                                Counted* counted) {
   const int64_t i = thread_number();
   bool stale = false;
   int bin = -1;
   if (i < n && slots[i] >= 0 && staleness != kUnbounded) {
+    if (late_call != 0 && lines.late[slots[i]].call == late_call) owner_clocks[i] += lines.late[slots[i]].count;
     const Line line = lines.line[slots[i]];
     stale = !is_valid(owner_clocks[i], line.clock, line.age, staleness);
     if (!stale && counts_lags) bin = LagHistogram::bin_of(static_cast<int64_t>(owner_clocks[i]) - line.clock);
   }
   if (i < n) is_stale[i] = stale;
   count(&counted->stale, stale);
+  count(num_stale, stale);
   for (unsigned left = __ballot_sync(kAll, bin >= 0); left != 0;) {
     const int leader = __ffs(static_cast<int>(left)) - 1, its = __shfl_sync(kAll, bin, leader);
     const unsigned same = __ballot_sync(kAll, bin == its);
@@ -173,22 +203,26 @@ __global__ void validate_kernel(Lines lines, const int64_t* slots, const int32_t
   }
 }
 
+// seen (n): of lines that are refreshed.
+__global__ void renew_kernel(Lines lines, const int64_t* slots, const uint8_t* chosen, const int32_t* clocks, int64_t n,
+                             Seen* seen) {
+  const int64_t i = thread_number();
+  if (i >= n || slots[i] < 0 || !chosen[i]) return;
+  Line& line = lines.line[slots[i]];
+  line = {clocks[i] + line.count, 0, line.count, 0};
+  seen[i] = {lines.key[slots[i]], line.clock, line.age, line.count};
+}
+
 // A warp per entry.
-__global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t* chosen, const float* weights,
-                               const float* states, const int32_t* clocks, int64_t n, float anticipate) {
+__global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t* chosen, const Seen* seen,
+                               const float* weights, const float* states, int64_t n, float anticipate) {
   const int64_t i = warp_number();
   if (i >= n || slots[i] < 0 || !chosen[i]) return;
   const int64_t slot = slots[i], dim = lines.optimizer.dim(), preview_dim = lines.optimizer.preview_dim();
   const int lane = lane_number();
   set_row(lines, slot, weights + i * dim, lane);
   if (preview_dim > 0) copy(lines.state_of(slot), states + i * preview_dim, preview_dim, lane);
-  const int32_t count = lines.line[slot].count;
-  __syncwarp();
-  if (lane == 0) {
-    lines.line[slot].age = 0;
-    lines.line[slot].moved = 0;
-    lines.line[slot].clock = clocks[i] + count;
-  }
+  const int32_t count = seen[i].count;
   if (count == 0) return;
   float *pending = lines.pending_of(slot), *squares = pending + dim;
   if (count == 1) {
@@ -199,7 +233,7 @@ __global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t*
   if (lines.type == RowType::kFloat32)
     lines.optimizer.preview(lines.floats_of(slot), lines.state_of(slot), sum, Together{lane});
   else
-    lines.optimizer.preview(lines.half_row(slot, clocks[i] + count), lines.state_of(slot), sum, Together{lane});
+    lines.optimizer.preview(lines.half_row(slot, seen[i]), lines.state_of(slot), sum, Together{lane});
 }
 
 // Set of each key that needs a line, num_sets for the others, and the keys' indices: the input of the sort. is_placed,
@@ -330,16 +364,17 @@ __global__ void gather_kernel(Lines lines, const float* others, const int64_t* s
   if (from != nullptr) copy(out + i * dim, from, dim, lane_number());
 }
 
-// The part of an update that concerns clocks. is_first (n): whether the line had no pending sum.
-__global__ void tick_kernel(Lines lines, const int64_t* slots, int64_t n, uint8_t* is_first, Counted* counted) {
+// The part of an update that concerns clocks. seen (n): of the lines.
+__global__ void tick_kernel(Lines lines, const int64_t* slots, int64_t n, Seen* seen, Counted* counted) {
   const int64_t i = thread_number();
   bool opens = false;
   if (i < n && slots[i] >= 0) {
     Line line = lines.line[slots[i]];
     opens = line.count == 0;
-    lines.line[slots[i]] = {line.clock + 1, next_age(line.age), line.count + 1, line.moved};
+    line = {line.clock + 1, next_age(line.age), line.count + 1, line.moved};
+    lines.line[slots[i]] = line;
     lines.steps[slots[i]] = {opens ? lines.step : lines.steps[slots[i]].first, lines.step};
-    is_first[i] = opens;
+    seen[i] = {lines.key[slots[i]], line.clock, line.age, line.count};
   }
   count(&counted->opened, opens);
 }
@@ -351,14 +386,14 @@ __device__ float4 minus(float4 a, float step, float4 b) {
 // pending += grads and weight -= step * grads, kTile lanes per row.
 template <int kTile, int kRows>
 __global__ void add_and_subtract_kernel(float4* weight, float4* pending, float step, int64_t quads,
-                                        const int64_t* slots, const uint8_t* is_first, const float4* grads, int64_t n) {
+                                        const int64_t* slots, const Seen* seen, const float4* grads, int64_t n) {
   const int64_t begin = thread_number() / kTile * kRows;
   const int lane = threadIdx.x % kTile;
   int64_t slot[kRows];
   bool first[kRows];
   for (int k = 0; k < kRows; ++k) {
     slot[k] = begin + k < n ? slots[begin + k] : -1;
-    first[k] = slot[k] >= 0 && is_first[begin + k];
+    first[k] = slot[k] >= 0 && seen[begin + k].count == 1;
   }
   for (int64_t c = lane; c < quads; c += kTile) {
     float4 grad[kRows], row[kRows], sum[kRows];
@@ -379,33 +414,33 @@ __global__ void add_and_subtract_kernel(float4* weight, float4* pending, float s
 }
 
 // One warp per entry, for any rule.
-__global__ void update_kernel(Lines lines, const int64_t* slots, const uint8_t* is_first, const float* grads, int64_t n,
+__global__ void update_kernel(Lines lines, const int64_t* slots, const Seen* seen, const float* grads, int64_t n,
                               float anticipate) {
   const int64_t i = warp_number();
   if (i >= n || slots[i] < 0) return;
   const Together loop{lane_number()};
   float* pending = lines.pending_of(slots[i]);
-  if (is_first[i]) {  // squares too: released sums are checked for NaN
+  if (seen[i].count == 1) {  // squares too: released sums are checked for NaN
     loop.each(lines.optimizer.sum_dim(), [=](int64_t d) { pending[d] = 0; });
     __syncwarp();
   }
   const float* grad = grads + i * lines.optimizer.dim();
   float* state = lines.state_of(slots[i]);
-  const Line now = lines.line[slots[i]];
+  const Seen now = seen[i];
   const int32_t own = updates_unseen(now.age, now.count);
   if (lines.type == RowType::kFloat32)
     lines.optimizer.add_and_preview(pending, now.count - 1, lines.floats_of(slots[i]), state, grad, anticipate, own,
                                     loop);
   else
-    lines.optimizer.add_and_preview(pending, now.count - 1, lines.half_row(slots[i], now.clock), state, grad,
-                                    anticipate, own, loop);
+    lines.optimizer.add_and_preview(pending, now.count - 1, lines.half_row(slots[i], now), state, grad, anticipate, own,
+                                    loop);
   if (lines.drift == nullptr) return;
   __syncwarp();
   const float step = lines.optimizer.step_square(state, grad, own, loop);
   const int64_t dim = lines.optimizer.dim();
   const auto sum_of_squares = [&](auto row) { return loop.sum(dim, [=](int64_t d) { return row[d] * row[d]; }); };
   const float square = lines.type == RowType::kFloat32 ? sum_of_squares(lines.floats_of(slots[i]))
-                                                       : sum_of_squares(lines.half_row(slots[i], 0));
+                                                       : sum_of_squares(lines.half_row(slots[i], now));
   if (loop.lane != 0) return;
   Line& line = lines.line[slots[i]];
   line.moved += step;
@@ -463,17 +498,38 @@ __global__ void tell_kernel(const int32_t* flags, const int32_t* at, int64_t n, 
   if (thread_number() == 0) *told = {at[n - 1] + flags[n - 1], static_cast<int64_t>(counted->evicted)};
 }
 
-__global__ void close_kernel(Lines lines, const Gone* gone, const int32_t* flags, int64_t n) {
+// late_call: see Late; 0 if the sums leave at once.
+__global__ void close_kernel(Lines lines, const Gone* gone, const int32_t* flags, int64_t n, uint32_t late_call) {
   const int64_t i = thread_number();
-  if (i < n && flags[i]) lines.line[gone[i].slot].count = 0;
+  if (i >= n || !flags[i]) return;
+  lines.line[gone[i].slot].count = 0;
+  if (late_call != 0) lines.late[gone[i].slot] = {gone[i].of.count, late_call};
 }
 
-// Destination of released sums.
+// Columns of `num` released sums in one block of memory.
 struct Out {
   int64_t* keys;
-  int32_t *clocks, *counts;
   Steps* steps;
+  int32_t *clocks, *counts;
   float* sums;
+
+  Out(void* block, int64_t num) {
+    keys = static_cast<int64_t*>(block);
+    steps = reinterpret_cast<Steps*>(keys + num);
+    clocks = reinterpret_cast<int32_t*>(steps + num);
+    counts = clocks + num;
+    sums = reinterpret_cast<float*>(static_cast<char*>(block) + sums_at(num));
+  }
+  static int64_t num_bytes(int64_t num, int64_t sum_dim) {
+    return sums_at(num) + num * sum_dim * static_cast<int64_t>(sizeof(float));
+  }
+
+ private:
+  static int64_t sums_at(int64_t num) {  // aligned for copy()
+    const auto before = num * static_cast<int64_t>(sizeof(int64_t) + sizeof(Steps) + 2 * sizeof(int32_t));
+    constexpr int64_t kUnit = sizeof(float4);
+    return (before + kUnit - 1) / kUnit * kUnit;
+  }
 };
 
 // One warp per entry: flagged entries are written to index `at`.
@@ -507,9 +563,33 @@ __global__ void push_directly_kernel(RowOptimizer optimizer, int32_t step, const
   out.steps[at[i]] = {step, step};
 }
 
+// Lines whose pending sums leave: those of n that are flagged.
+struct Leaving {
+  Gone* gone;
+  int32_t *flags, *at;
+  int64_t n;
+  bool is_late;
+  std::shared_ptr<void> memory, told;
+  int64_t answer = 0;  // the event after which `told` is there
+
+  const Told& of_host() const { return *static_cast<const Told*>(told.get()); }
+};
+
+// Sums on their way to the host's memory, or there.
+struct Released {
+  int64_t num;
+  bool is_late;
+  std::shared_ptr<void> block;  // as Out
+  int64_t arrival;              // the event after which they are there
+};
+
 cudaStream_t on(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 }  // namespace
+
+std::shared_ptr<CacheStreams> one_stream(int device, Stream stream) {
+  return std::make_shared<CacheStreams>(device, stream, stream);
+}
 
 struct CudaRowCache::Memory {
   int device;
@@ -529,115 +609,140 @@ struct CudaRowCache::Memory {
   DeviceArray<uint64_t> worth;
   DeviceArray<Line> line;
   DeviceArray<Steps> steps;
+  DeviceArray<Late> late;
   DeviceArray<uint8_t> weight;
   DeviceArray<float> state, pending;
   DeviceArray<Counted> counted;
-  DeviceArray<Counter> found;  // of find()
-  PinnedArray<Told> told;
-  // Released sums in GPU memory.
-  DeviceArray<int64_t> out_keys;
-  DeviceArray<int32_t> out_clocks, out_counts;
-  DeviceArray<Steps> out_steps;
-  DeviceArray<float> out_sums;
-  int64_t num_out = 0;
-  ReleasedSums handed_out;       // earlier ones, in host memory
-  PinnedArray<uint8_t> fetched;  // on their way there
-  // Workspace of a call.
-  DeviceArray<uint8_t> is_chosen, scratch;
+  DeviceArray<Counter> number;  // of a call; 0 between calls
+  uint32_t num_due_calls = 0;
+  bool are_late = false;        // whether the sums of the last call of due() have not left
+  std::deque<Leaving> leaving;  // decided, and not moved yet
+  std::vector<Released> released;
+  ReleasedSums taken;  // earlier ones
+  // Workspace of a call that decides, and of one that moves.
+  DeviceArray<uint8_t> scratch, scratch_of_moves;
   DeviceArray<uint32_t> sets, sorted_sets;
-  DeviceArray<int32_t> numbers, sorted_numbers, flags, at;
-  DeviceArray<Gone> gone;
+  DeviceArray<int32_t> numbers, sorted_numbers, flags_of_moves, at_of_moves;
 
   Memory(int device, RowOptimizer optimizer, Policy policy, RowType type, Shape shape)
       : device(device), optimizer(optimizer), policy(policy), type(type), shape(shape) {}
 
   Lines lines() const {
-    return {tag.data(),   key.data(),     worth.data(), line.data(),
-            steps.data(), weight.data(),  state.data(), pending.data(),
-            type,         shape.num_sets, shape.ways,   now,
-            step,         policy,         optimizer,    has_drift ? drift.data() : nullptr};
+    return {tag.data(),
+            key.data(),
+            worth.data(),
+            line.data(),
+            steps.data(),
+            late.data(),
+            weight.data(),
+            state.data(),
+            pending.data(),
+            type,
+            shape.num_sets,
+            shape.ways,
+            now,
+            step,
+            policy,
+            optimizer,
+            has_drift ? drift.data() : nullptr};
   }
 
   // Assigns consecutive indices `at` to the flagged of n > 0 entries, in order.
-  void number(int64_t n, cudaStream_t stream) {
-    at.make_room(n, 0, stream);
+  static void number_flagged(const int32_t* flags, int64_t n, int32_t* at, DeviceArray<uint8_t>& scratch,
+                             cudaStream_t stream) {
     with_scratch(scratch, stream, [&](void* memory, size_t& bytes) {
-      return cub::DeviceScan::ExclusiveSum(memory, bytes, flags.data(), at.data(), static_cast<int>(n), stream);
+      return cub::DeviceScan::ExclusiveSum(memory, bytes, flags, at, static_cast<int>(n), stream);
     });
   }
 
-  // The same. Waits for their number, which it returns.
-  int64_t count_flagged(int64_t n, cudaStream_t stream) {
-    if (n == 0) return 0;
-    number(n, stream);
-    launch(tell_kernel, 1, stream, flags.data(), at.data(), n, counted.data(), told.data());
-    HETMPI_CHECK(cudaStreamSynchronize(stream));
-    return told.data()->num_flagged;
+  // Memory for n lines whose sums may leave.
+  static Leaving leaving_of(int64_t n, bool is_late, CacheStreams& streams) {
+    const int64_t bytes = n * static_cast<int64_t>(sizeof(Gone) + 2 * sizeof(int32_t));
+    Leaving these{nullptr,
+                  nullptr,
+                  nullptr,
+                  n,
+                  is_late,
+                  streams.gpu_memory->take(bytes),
+                  streams.host_memory->take(sizeof(Told))};
+    these.gone = static_cast<Gone*>(these.memory.get());
+    these.flags = reinterpret_cast<int32_t*>(these.gone + n);
+    these.at = these.flags + n;
+    return these;
   }
 
-  // Makes room for `num` more released sums. Called before any line changes, so that nothing is lost if memory is
-  // short.
-  void make_room_out(int64_t num, cudaStream_t stream) {
-    const int64_t sum_dim = optimizer.sum_dim();
-    out_keys.make_room(num_out + num, num_out, stream);
-    out_clocks.make_room(num_out + num, num_out, stream);
-    out_counts.make_room(num_out + num, num_out, stream);
-    out_steps.make_room(num_out + num, num_out, stream);
-    out_sums.make_room((num_out + num) * sum_dim, num_out * sum_dim, stream);
+  // Numbers those that are flagged, and tells the host. Their sums are moved by move_out().
+  void decide(Leaving these, CacheStreams& streams) {
+    const cudaStream_t deciding = streams.deciding();
+    number_flagged(these.flags, these.n, these.at, scratch, deciding);
+    launch(tell_kernel, 1, deciding, these.flags, these.at, these.n, counted.data(),
+           static_cast<Told*>(these.told.get()));
+    streams.decided.keep(these.memory);
+    streams.decided.keep(these.told);
+    these.answer = streams.decided.record(deciding);
+    leaving.push_back(std::move(these));
   }
 
-  // Destination of the next push.
-  Out out() const {
-    return {out_keys.data() + num_out, out_clocks.data() + num_out, out_counts.data() + num_out,
-            out_steps.data() + num_out, out_sums.data() + num_out * optimizer.sum_dim()};
+  // Moves the sums that leave, but for late ones at the end unless also_late. Waits for the decisions.
+  void move_out(bool also_late, CacheStreams& streams) {
+    const auto leaves = [=](const Leaving& these) { return also_late || !these.is_late; };
+    while (std::any_of(leaving.begin(), leaving.end(), leaves)) {
+      const Leaving& these = leaving.front();
+      streams.decided.wait_for(these.answer);
+      num_evicted = these.of_host().num_evicted;
+      const int64_t num = these.of_host().num_flagged;
+      if (num > 0) {
+        streams.move_after_decisions();
+        release(num, these.is_late, streams, [&](cudaStream_t moving, Out out) {
+          streams.moved.keep(these.memory);
+          launch(release_pending_kernel, these.n * kWarp, moving, lines(), these.gone, these.flags, these.at, these.n,
+                 out);
+        });
+        num_closed += num;
+      }
+      leaving.pop_front();
+    }
   }
 
-  // Writes the `num` pending sums in `gone` that are flagged and numbered to the released sums.
-  void release_gone(int64_t n, int64_t num, cudaStream_t stream) {
-    if (num > 0)
-      launch(release_pending_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out());
-    num_out += num;
-    num_closed += num;
+  // write(stream, out) fills `num` released sums.
+  template <typename Write>
+  void release(int64_t num, bool is_late, CacheStreams& streams, Write write) {
+    const int64_t bytes = Out::num_bytes(num, optimizer.sum_dim());
+    const std::shared_ptr<void> block = streams.host_memory->take(bytes), on_gpu = streams.gpu_memory->take(bytes);
+    const cudaStream_t moving = streams.moving();
+    write(moving, Out(on_gpu.get(), num));
+    HETMPI_CHECK(cudaMemcpyAsync(block.get(), on_gpu.get(), bytes, cudaMemcpyDeviceToHost, moving));
+    streams.moved.keep(on_gpu);
+    streams.moved.keep(block);
+    released.push_back({num, is_late, block, streams.moved.record(moving)});
   }
 
-  // Writes those of `slots` that due_kernel selects, or of the n slots from first_slot on, to the released sums.
-  void release_due(const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness, cudaStream_t stream) {
-    flags.make_room(n, 0, stream);
-    gone.make_room(n, 0, stream);
-    launch(due_kernel, n, stream, lines(), slots, first_slot, n, staleness, gone.data(), flags.data());
-    const int64_t num = count_flagged(n, stream);
-    if (num == 0) return;
-    make_room_out(num, stream);
-    launch(close_kernel, n, stream, lines(), gone.data(), flags.data(), n);
-    release_gone(n, num, stream);
+  // Decides which of `slots`, or of the n slots from first_slot on, due_kernel selects.
+  void decide_due(const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness, bool is_late,
+                  CacheStreams& streams) {
+    const Leaving due = leaving_of(n, is_late, streams);
+    launch(due_kernel, n, streams.deciding(), lines(), slots, first_slot, n, staleness, due.gone, due.flags);
+    launch(close_kernel, n, streams.deciding(), lines(), due.gone, due.flags, n, is_late ? ++num_due_calls : 0);
+    are_late = is_late;
+    decide(due, streams);
   }
 
-  // Moves the released sums to host memory.
-  void fetch_out(cudaStream_t stream) {
-    if (num_out == 0) return;
-    const auto each_column = [&](auto call) {
-      call(handed_out.keys, out_keys, num_out);
-      call(handed_out.clocks, out_clocks, num_out);
-      call(handed_out.counts, out_counts, num_out);
-      call(handed_out.steps, out_steps, num_out);
-      call(handed_out.sums, out_sums, num_out * optimizer.sum_dim());
-    };
-    int64_t bytes = 0;
-    each_column([&](auto& to, const auto&, int64_t n) { bytes += n * sizeof(to[0]); });
-    fetched.make_room(bytes);
-    uint8_t* place = fetched.data();
-    each_column([&](auto& to, const auto& from, int64_t n) {
-      HETMPI_CHECK(cudaMemcpyAsync(place, from.data(), n * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
-      place += n * sizeof(to[0]);
-    });
-    HETMPI_CHECK(cudaStreamSynchronize(stream));
-    place = fetched.data();
-    each_column([&](auto& to, const auto&, int64_t n) {
-      const auto* values = reinterpret_cast<decltype(to.data())>(place);
-      to.insert(to.end(), values, values + n);
-      place += n * sizeof(to[0]);
-    });
-    num_out = 0;
+  // Moves the released sums, or the late ones, to `sums`.
+  void take(bool late, ReleasedSums& sums, CacheStreams& streams) {
+    if (late) are_late = false;
+    const auto append = [](auto& to, const auto* values, int64_t n) { to.insert(to.end(), values, values + n); };
+    for (const Released& these : released) {
+      if (these.is_late != late) continue;
+      streams.moved.wait_for(these.arrival);
+      const Out from(these.block.get(), these.num);
+      append(sums.keys, from.keys, these.num);
+      append(sums.clocks, from.clocks, these.num);
+      append(sums.counts, from.counts, these.num);
+      append(sums.steps, from.steps, these.num);
+      append(sums.sums, from.sums, these.num * optimizer.sum_dim());
+    }
+    const auto is_taken = [=](const Released& these) { return these.is_late == late; };
+    released.erase(std::remove_if(released.begin(), released.end(), is_taken), released.end());
   }
 };
 
@@ -652,17 +757,18 @@ CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy
   m.worth.make_room(slots, 0, stream);
   m.line.make_room(slots, 0, stream);
   m.steps.make_room(slots, 0, stream);
+  m.late.make_room(slots, 0, stream);
   m.weight.make_room(slots * optimizer.dim() * bytes_of(type), 0, stream);
   m.state.make_room(slots * optimizer.preview_dim(), 0, stream);
   m.pending.make_room(slots * optimizer.sum_dim(), 0, stream);
   m.counted.make_room(1, 0, stream);
-  m.found.make_room(1, 0, stream);
-  m.told.make_room(1);
+  m.number.make_room(1, 0, stream);
   m.tag.clear(slots, stream);
   m.worth.clear(slots, stream);
   m.line.clear(slots, stream);
+  m.late.clear(slots, stream);
   m.counted.clear(1, stream);
-  m.found.clear(1, stream);
+  m.number.clear(1, stream);
   HETMPI_CHECK(cudaStreamSynchronize(stream));
 }
 
@@ -673,9 +779,6 @@ int CudaRowCache::device() const { return memory_->device; }
 int64_t CudaRowCache::capacity_rows() const { return memory_->shape.capacity_rows(); }
 int64_t CudaRowCache::num_slots() const { return memory_->shape.num_slots(); }
 const RowOptimizer& CudaRowCache::optimizer() const { return memory_->optimizer; }
-int64_t CudaRowCache::num_released() const {
-  return memory_->num_out + static_cast<int64_t>(memory_->handed_out.keys.size());
-}
 void CudaRowCache::set_drift(float most, float others) {
   const OnDevice here(device());
   cudaStream_t stream = nullptr;
@@ -703,9 +806,9 @@ void CudaRowCache::look_up(const int64_t* keys, int64_t n, int64_t* slots, Strea
 
 void CudaRowCache::find(const int64_t* keys, int64_t n, int64_t* slots, int64_t* num, Stream stream) const {
   const OnDevice here(device());
-  Counter* found = memory_->found.data();
-  launch(look_up_kernel, n, on(stream), memory_->lines(), keys, n, slots, found);
-  launch(move_kernel, 1, on(stream), found, num);
+  Counter* number = memory_->number.data();
+  launch(look_up_kernel, n, on(stream), memory_->lines(), keys, n, slots, number);
+  launch(move_kernel, 1, on(stream), number, num);
 }
 
 void CudaRowCache::use(const int64_t* slots, int64_t n, int64_t num_keys, Stream stream) {
@@ -717,45 +820,58 @@ void CudaRowCache::use(const int64_t* slots, int64_t n, int64_t num_keys, Stream
   launch(use_kernel, n, on(stream), m.lines(), slots, n);
 }
 
-void CudaRowCache::validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness,
-                            uint8_t* is_stale, bool counts_lags, Stream stream) {
+void CudaRowCache::read_clocks(const Partition& partition, const int32_t* const* shards, const int64_t* keys, int64_t n,
+                               int32_t* clocks, Stream stream) const {
   const OnDevice here(device());
-  launch(validate_kernel, n, on(stream), memory_->lines(), slots, owner_clocks, n, staleness, is_stale, counts_lags,
-         memory_->counted.data());
+  launch(read_clocks_kernel, n, on(stream), partition, shards, keys, n, clocks);
+}
+
+void CudaRowCache::validate(const int64_t* slots, int32_t* owner_clocks, int64_t n, int64_t staleness,
+                            uint8_t* is_stale, int64_t* num_stale, bool counts_lags, Stream stream) {
+  const OnDevice here(device());
+  Memory& m = *memory_;
+  Counter* number = m.number.data();
+  launch(validate_kernel, n, on(stream), m.lines(), slots, owner_clocks, n, staleness, m.are_late ? m.num_due_calls : 0,
+         is_stale, number, counts_lags, m.counted.data());
+  launch(move_kernel, 1, on(stream), number, num_stale);
 }
 
 void CudaRowCache::refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
-                           const int32_t* clocks, int64_t n, float anticipate, Stream stream) {
+                           const int32_t* clocks, int64_t n, float anticipate, CacheStreams& streams) {
   const OnDevice here(device());
-  launch(refresh_kernel, n * kWarp, on(stream), memory_->lines(), slots, chosen, weights, states, clocks, n,
+  Seen* const seen = streams.between<Seen>(n);
+  launch(renew_kernel, n, streams.deciding(), memory_->lines(), slots, chosen, clocks, n, seen);
+  streams.move_after_decisions();
+  launch(refresh_kernel, n * kWarp, streams.moving(), memory_->lines(), slots, chosen, seen, weights, states, n,
          anticipate);
+  streams.moved.record(streams.moving());
 }
 
-int64_t CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights,
-                                       const float* states, const int32_t* clocks, int64_t n, int64_t num_missing,
-                                       int64_t* slots, Stream stream) {
+void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights,
+                                    const float* states, const int32_t* clocks, int64_t n, int64_t* slots,
+                                    CacheStreams& streams) {
   check_length(n);
   Memory& m = *memory_;
-  if (num_slots() == 0 || n == 0) return 0;
+  if (num_slots() == 0 || n == 0) return;
   const OnDevice here(device());
-  const cudaStream_t s = on(stream);
-  m.is_chosen.make_room(n, 0, s);
-  m.gone.make_room(n, 0, s);
-  for (auto* array : {&m.sets, &m.sorted_sets}) array->make_room(n, 0, s);
-  for (auto* array : {&m.numbers, &m.sorted_numbers, &m.flags}) array->make_room(n, 0, s);
-  m.make_room_out(num_missing, s);  // each may evict a line with a pending sum
-  launch(wanted_sets_kernel, n, s, m.lines(), keys, chosen, slots, n, m.sets.data(), m.numbers.data(),
-         m.is_chosen.data(), m.flags.data());
-  with_scratch(m.scratch, s, [&](void* memory, size_t& bytes) {
+  const cudaStream_t deciding = streams.deciding();
+  const Leaving evicted = Memory::leaving_of(n, false, streams);
+  uint8_t* const is_placed = streams.between<uint8_t>(n);
+  for (auto* array : {&m.sets, &m.sorted_sets}) array->make_room(n, 0, deciding);
+  for (auto* array : {&m.numbers, &m.sorted_numbers}) array->make_room(n, 0, deciding);
+  launch(wanted_sets_kernel, n, deciding, m.lines(), keys, chosen, slots, n, m.sets.data(), m.numbers.data(), is_placed,
+         evicted.flags);
+  with_scratch(m.scratch, deciding, [&](void* memory, size_t& bytes) {
     return cub::DeviceRadixSort::SortPairs(memory, bytes, m.sets.data(), m.sorted_sets.data(), m.numbers.data(),
                                            m.sorted_numbers.data(), static_cast<int>(n), 0, bits_of(m.shape.num_sets),
-                                           s);
+                                           deciding);
   });
-  launch(place_kernel, n * kWarp, s, m.lines(), m.sorted_sets.data(), m.sorted_numbers.data(), n, keys, clocks, slots,
-         m.is_chosen.data(), m.gone.data(), m.flags.data(), m.counted.data());
-  launch(fill_kernel, n * kWarp, s, m.lines(), m.is_chosen.data(), slots, weights, states, n);
-  m.release_gone(n, m.count_flagged(n, s), s);
-  return m.told.data()->num_evicted - std::exchange(m.num_evicted, m.told.data()->num_evicted);
+  launch(place_kernel, n * kWarp, deciding, m.lines(), m.sorted_sets.data(), m.sorted_numbers.data(), n, keys, clocks,
+         slots, is_placed, evicted.gone, evicted.flags, m.counted.data());
+  m.decide(evicted, streams);
+  streams.move_after_decisions();
+  launch(fill_kernel, n * kWarp, streams.moving(), m.lines(), is_placed, slots, weights, states, n);
+  streams.moved.record(streams.moving());
 }
 
 void CudaRowCache::forget(const int64_t* slots, int64_t n, Stream stream) {
@@ -781,23 +897,32 @@ void CudaRowCache::gather(const int64_t* slots, int64_t n, const float* others, 
   });
 }
 
-void CudaRowCache::update(const int64_t* slots, const float* grads, int64_t n, float anticipate, Stream stream) {
+void CudaRowCache::update(const int64_t* slots, const float* grads, int64_t n, float anticipate,
+                          CacheStreams& streams) {
   const OnDevice here(device());
   Memory& m = *memory_;
-  const cudaStream_t s = on(stream);
-  m.is_chosen.make_room(n, 0, s);
-  launch(tick_kernel, n, s, m.lines(), slots, n, m.is_chosen.data(), m.counted.data());
+  m.move_out(true, streams);  // before the memory of their sums is used again
+  Seen* const seen = streams.between<Seen>(n);
+  launch(tick_kernel, n, streams.deciding(), m.lines(), slots, n, seen, m.counted.data());
+  streams.move_after_decisions();
+  const cudaStream_t moving = streams.moving();
   const int64_t dim = m.optimizer.dim(), quads = dim / 4;
-  if (m.has_drift) launch(begin_kernel, 1, s, m.drift.data());
-  if (m.type != RowType::kFloat32 || !m.optimizer.is_plain() || m.has_drift || dim % 4 != 0 || !is_quad_aligned(grads))
-    return launch(update_kernel, n * kWarp, s, m.lines(), slots, m.is_chosen.data(), grads, n, anticipate);
-  constexpr int kRows = 2;
-  with_tile(quads, [&](auto tile) {
-    launch(add_and_subtract_kernel<tile(), kRows>, (n + kRows - 1) / kRows * tile(), s,
-           reinterpret_cast<float4*>(m.weight.data()), reinterpret_cast<float4*>(m.pending.data()),
-           m.optimizer.plain_step(anticipate), quads, slots, m.is_chosen.data(), reinterpret_cast<const float4*>(grads),
-           n);
-  });
+  if (m.has_drift) launch(begin_kernel, 1, moving, m.drift.data());
+  if (m.type != RowType::kFloat32 || !m.optimizer.is_plain() || m.has_drift || dim % 4 != 0 ||
+      !is_quad_aligned(grads)) {
+    launch(update_kernel, n * kWarp, moving, m.lines(), slots, seen, grads, n, anticipate);
+  } else {
+    constexpr int kRows = 2;
+    with_tile(quads, [&](auto tile) {
+      launch(add_and_subtract_kernel<tile(), kRows>, (n + kRows - 1) / kRows * tile(), moving,
+             reinterpret_cast<float4*>(m.weight.data()), reinterpret_cast<float4*>(m.pending.data()),
+             m.optimizer.plain_step(anticipate), quads, slots, seen, reinterpret_cast<const float4*>(grads), n);
+    });
+  }
+  if (m.has_drift)
+    streams.decide_after_moves();  // gradients say which lines have drifted
+  else
+    streams.moved.record(moving);
 }
 
 void CudaRowCache::clocks_within(const int64_t* slots, int64_t n, bool will_write, int64_t staleness, int32_t* clocks,
@@ -812,42 +937,63 @@ void CudaRowCache::look_at(const int64_t* slots, int64_t n, int32_t* clocks, int
 }
 
 void CudaRowCache::push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads,
-                                 int64_t n, int64_t num, Stream stream) {
+                                 int64_t n, int64_t num, CacheStreams& streams) {
   check_length(n);
   if (num == 0) return;
   Memory& m = *memory_;
   const OnDevice here(device());
-  const cudaStream_t s = on(stream);
-  m.flags.make_room(n, 0, s);
-  launch(without_line_kernel, n, s, slots, n, m.flags.data());
-  m.number(n, s);
-  m.make_room_out(num, s);
-  launch(push_directly_kernel, n * kWarp, s, m.optimizer, m.step, keys, clocks, grads, m.flags.data(), m.at.data(), n,
-         m.out());
-  m.num_out += num;
+  const cudaStream_t moving = streams.moving();
+  m.flags_of_moves.make_room(n, 0, moving);
+  m.at_of_moves.make_room(n, 0, moving);
+  const int32_t *flags = m.flags_of_moves.data(), *at = m.at_of_moves.data();
+  streams.move_after_decisions();
+  launch(without_line_kernel, n, moving, slots, n, m.flags_of_moves.data());
+  Memory::number_flagged(flags, n, m.at_of_moves.data(), m.scratch_of_moves, moving);
+  m.release(num, false, streams, [&](cudaStream_t, Out out) {
+    launch(push_directly_kernel, n * kWarp, moving, m.optimizer, m.step, keys, clocks, grads, flags, at, n, out);
+  });
 }
 
-void CudaRowCache::take_pending(const int64_t* slots, int64_t n, int64_t staleness, Stream stream) {
+void CudaRowCache::due(const int64_t* slots, int64_t n, int64_t staleness, bool is_late, CacheStreams& streams) {
   check_length(n);
   if (n == 0) return;
   const OnDevice here(device());
-  memory_->release_due(slots, 0, n, staleness, on(stream));
+  memory_->decide_due(slots, 0, n, staleness, is_late, streams);
 }
 
-void CudaRowCache::take_all(Stream stream) {
+void CudaRowCache::move_out(CacheStreams& streams) {
+  const OnDevice here(device());
+  memory_->move_out(true, streams);
+}
+
+void CudaRowCache::due_all(CacheStreams& streams) {
   constexpr int64_t kSlots = 1 << 16;  // at a time: GPU memory may not hold all pending sums twice
   const OnDevice here(device());
+  memory_->move_out(false, streams);
   for (int64_t begin = 0; begin < num_slots(); begin += kSlots) {
-    memory_->release_due(nullptr, begin, std::min(kSlots, num_slots() - begin), 0, on(stream));
-    memory_->fetch_out(on(stream));
+    memory_->decide_due(nullptr, begin, std::min(kSlots, num_slots() - begin), 0, false, streams);
+    memory_->move_out(false, streams);
+    memory_->take(false, memory_->taken, streams);
   }
 }
 
-ReleasedSums CudaRowCache::take(Stream stream) {
+int64_t CudaRowCache::num_released(bool late, CacheStreams& streams) {
   const OnDevice here(device());
-  memory_->fetch_out(on(stream));
-  return std::exchange(memory_->handed_out, ReleasedSums());
+  memory_->move_out(late, streams);
+  int64_t num = late ? 0 : static_cast<int64_t>(memory_->taken.keys.size());
+  for (const Released& these : memory_->released) num += these.is_late == late ? these.num : 0;
+  return num;
 }
+
+ReleasedSums CudaRowCache::take(bool late, CacheStreams& streams) {
+  const OnDevice here(device());
+  ReleasedSums sums = late ? ReleasedSums() : std::exchange(memory_->taken, ReleasedSums());
+  memory_->move_out(late, streams);
+  memory_->take(late, sums, streams);
+  return sums;
+}
+
+int64_t CudaRowCache::num_evicted() const { return memory_->num_evicted; }
 
 CudaRowCache::Counts CudaRowCache::counts(Stream stream) const {
   const OnDevice here(device());

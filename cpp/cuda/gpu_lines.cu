@@ -3,111 +3,67 @@
 #include "cuda/gpu_lines.h"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
-#include <vector>
+#include <utility>
 
+#include "cuda/cache_streams.h"
 #include "cuda/device.h"
-#include "cuda/events.h"
 
 namespace hetmpi {
 namespace {
 
-constexpr int64_t kLeastBytes = 256;
-
 cudaStream_t on(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
-template <typename T>
-bool any(const T* begin, int64_t n) {
-  return std::any_of(begin, begin + n, [](T value) { return value != 0; });
-}
-
 }  // namespace
-
-// Pinned memory by size, powers of two. Given back when the last buffer of it goes, which may outlive the lines.
-class GpuLines::Pinned : public std::enable_shared_from_this<GpuLines::Pinned> {
- public:
-  explicit Pinned(int device) : device_(device) {}
-
-  ~Pinned() {
-    for (const auto& [bytes, blocks] : free_)
-      for (void* block : blocks)
-        if (cudaFreeHost(block) != cudaSuccess) cudaGetLastError();
-  }
-
-  std::shared_ptr<void> take(int64_t num_bytes) {
-    int64_t bytes = kLeastBytes;
-    while (bytes < num_bytes) bytes *= 2;
-    void* block = nullptr;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      std::vector<void*>& blocks = free_[bytes];
-      if (!blocks.empty()) {
-        block = blocks.back();
-        blocks.pop_back();
-      }
-    }
-    if (block == nullptr) {
-      const OnDevice here(device_);
-      HETMPI_CHECK(cudaMallocHost(&block, bytes));
-    }
-    return {block, [pool = shared_from_this(), bytes](void* memory) {
-              const std::lock_guard<std::mutex> lock(pool->mutex_);
-              pool->free_[bytes].push_back(memory);
-            }};
-  }
-
- private:
-  int device_;
-  std::mutex mutex_;
-  std::map<int64_t, std::vector<void*>> free_;
-};
 
 GpuLines::GpuLines(int64_t capacity_rows, const RowOptimizer& rule, Policy policy, RowType type, int device,
                    Stream stream, Model model)
     : Lines({Shape(capacity_rows).capacity_rows(), rule.dim(), rule.preview_dim(), rule.sum_dim(), true}),
       cache_(capacity_rows, rule, policy, type, device),
-      stream_(stream),
-      model_(std::move(model)),
-      pinned_(std::make_shared<Pinned>(device)),
-      events_(std::make_unique<StreamEvents>(device)),
-      asked_(std::make_unique<StreamEvents>(device)) {
+      model_(std::move(model)) {
   const OnDevice here(device);
-  cudaStream_t asking;
-  HETMPI_CHECK(cudaStreamCreateWithFlags(&asking, cudaStreamNonBlocking));
-  asking_ = asking;
+  int least, greatest;  // decisions before other kernels that wait: the host waits for them
+  cudaStream_t deciding;
+  HETMPI_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  HETMPI_CHECK(cudaStreamCreateWithPriority(&deciding, cudaStreamNonBlocking, greatest));
+  deciding_ = deciding;
+  streams_ = std::make_unique<CacheStreams>(device, deciding, stream);
 }
 
 GpuLines::~GpuLines() {
-  for (const Stream stream : {stream_, asking_})  // kernels use the buffers and the lines
-    if (cudaStreamSynchronize(on(stream)) != cudaSuccess) cudaGetLastError();
-  if (cudaStreamDestroy(on(asking_)) != cudaSuccess) cudaGetLastError();
+  streams_ = nullptr;  // waits
+  if (cudaStreamDestroy(on(deciding_)) != cudaSuccess) cudaGetLastError();
 }
 
-std::shared_ptr<void> GpuLines::allocate(int64_t num_bytes) { return pinned_->take(num_bytes); }
+std::shared_ptr<void> GpuLines::allocate(int64_t num_bytes) { return streams_->host_memory->take(num_bytes); }
 
 void GpuLines::set_drift(float most, float others) {
   has_drift_ = most > 0;
   cache_.set_drift(most, others);
 }
 
-LagHistogram GpuLines::lags() const { return cache_.lags(stream_); }
+LagHistogram GpuLines::lags() const { return cache_.lags(deciding_); }
+
+void GpuLines::read_clocks_of(const Partition& partition, const std::vector<const int32_t*>& clocks) {
+  if (capacity_rows() == 0) return;
+  partition_ = partition;
+  clocks_ = empty<const int32_t*>(clocks.size());
+  std::copy(clocks.begin(), clocks.end(), clocks_.begin());
+}
 
 void GpuLines::forget(const int64_t* keys, int64_t n) {
   const auto forgotten = empty<int64_t>(n), slots = empty<int64_t>(n);
   std::copy_n(keys, n, forgotten.data());
-  await_answers();
-  cache_.look_up(forgotten.data(), n, slots.data(), stream_);
-  cache_.forget(slots.data(), n, stream_);
-  wait();
+  cache_.look_up(forgotten.data(), n, slots.data(), deciding_);
+  cache_.forget(slots.data(), n, deciding_);
+  streams_->await_decisions();
 }
 
 void GpuLines::clocks(const int64_t* slots, int64_t n, int32_t* clocks) {
   const auto asked = empty<int64_t>(n);
   const auto found = empty<int32_t>(n), counts = empty<int32_t>(n);
   std::copy_n(slots, n, asked.data());
-  cache_.look_at(asked.data(), n, found.data(), counts.data(), stream_);
-  wait();
+  cache_.look_at(asked.data(), n, found.data(), counts.data(), deciding_);
+  streams_->await_decisions();
   std::copy_n(found.data(), n, clocks);
 }
 
@@ -121,122 +77,144 @@ Found GpuLines::ask(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, c
     return 0;
   }
   const auto num = empty<int64_t>(1);
-  cache_.find(keys.data(), keys.size(), slots.data(), num.data(), asking_);
-  if (known.size() > 0) {  // updates change the clocks
-    hand_over(stream_, asking_);
-    cache_.clocks_within(slots.data(), slots.size(), will_write, bound, known.data(), asking_);
-  }
-  for (const auto& memory : {keys.memory(), slots.memory(), known.memory(), num.memory()}) asked_->keep(memory);
-  const auto answer = asked_->record(on(asking_));
+  cache_.find(keys.data(), keys.size(), slots.data(), num.data(), deciding_);
+  if (known.size() > 0) cache_.clocks_within(slots.data(), slots.size(), will_write, bound, known.data(), deciding_);
+  keep_for_decisions(keys, slots, known, num);
+  const auto answer = streams_->decided.record(on(deciding_));
   return Found([this, num, answer] {
-    asked_->wait_for(answer);
+    streams_->decided.wait_for(answer);
     return num[0];
   });
 }
 
-void GpuLines::judge(const Buffer<int64_t>& slots, const uint8_t* is_fetched, const Buffer<int32_t>& clocks,
-                     int64_t num_keys, int64_t bound, const Buffer<uint8_t>& is_stale) {
+int64_t GpuLines::judge(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const uint8_t* is_fetched,
+                        const Buffer<int32_t>& clocks, int64_t num_keys, int64_t bound,
+                        const Buffer<uint8_t>& is_stale) {
   const int64_t n = slots.size();
-  keep(slots);
-  cache_.use(slots.data(), n, num_keys, stream_);
+  keep_for_decisions(slots);
+  cache_.use(slots.data(), n, num_keys, deciding_);
   if (bound == kUnbounded) {  // no clock is compared
     std::fill(is_stale.begin(), is_stale.end(), 0);
-    return;
+    return 0;
   }
   Buffer<int64_t> judged = slots;
-  if (any(is_fetched, n)) {
+  if (is_fetched != nullptr) {
     judged = empty<int64_t>(n);
     for (int64_t i = 0; i < n; ++i) judged[i] = is_fetched[i] ? -1 : slots[i];
+  } else if (reads_clocks()) {
+    cache_.read_clocks(*partition_, clocks_.data(), keys.data(), n, clocks.data(), deciding_);
   }
-  cache_.validate(judged.data(), clocks.data(), n, bound, is_stale.data(), true, stream_);
-  wait();
+  const auto num_stale = empty<int64_t>(1);
+  cache_.validate(judged.data(), clocks.data(), n, bound, is_stale.data(), num_stale.data(), true, deciding_);
+  streams_->await_decisions();
+  return num_stale[0];
 }
 
 void GpuLines::accept(const Buffer<int64_t>& slots, const Buffer<uint8_t>& chosen, const Buffer<float>& weights,
                       const Buffer<float>& states, const Buffer<int32_t>& clocks, float anticipate) {
-  keep(slots, chosen, weights, states, clocks);
+  keep_for_decisions(slots, chosen, clocks);
+  keep_for_moves(slots, chosen, weights, states);
   cache_.refresh(slots.data(), chosen.data(), weights.data(), states.data(), clocks.data(), slots.size(), anticipate,
-                 stream_);
+                 *streams_);
 }
 
 ModelRows GpuLines::rows(const Buffer<int64_t>& slots, const Buffer<float>& weights, int64_t n) {
-  events_->collect();
+  streams_->moved.collect();
+  cache_.move_out(*streams_);  // before the model computes: the host takes what leaves then without waiting for it
   const ModelRows rows = model_.rows(n);
-  keep(slots, weights);
+  keep_for_moves(slots, weights);
   if (slots.size() == n && capacity_rows() > 0) {
-    cache_.gather(slots.data(), n, weights.data(), rows.at, stream_);
+    const OnDevice here(cache_.device());
+    const int64_t* at = slots.data();
+    if (weights.size() > 0) {  // insert() may change the slots before the rows are moved
+      auto* const now = streams_->between<int64_t>(n);
+      HETMPI_CHECK(cudaMemcpyAsync(now, at, n * sizeof(int64_t), cudaMemcpyHostToDevice, streams_->deciding()));
+      at = now;
+    }
+    streams_->move_after_decisions();
+    cache_.gather(at, n, weights.data(), rows.at, streams_->moving());
   } else if (n > 0) {
     const OnDevice here(cache_.device());
-    HETMPI_CHECK(
-        cudaMemcpyAsync(rows.at, weights.data(), n * form().dim * sizeof(float), cudaMemcpyHostToDevice, on(stream_)));
+    HETMPI_CHECK(cudaMemcpyAsync(rows.at, weights.data(), n * form().dim * sizeof(float), cudaMemcpyHostToDevice,
+                                 streams_->moving()));
   }
-  hand_over(stream_, model_.stream());
+  give_to_model();
   return rows;
 }
 
 ModelRows GpuLines::moved(const Buffer<float>& weights, int64_t n) { return {weights.data(), n, weights.memory()}; }
 
-Inserted GpuLines::insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
-                          const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) {
+int64_t GpuLines::insert(const Buffer<int64_t>& keys, const Buffer<uint8_t>& chosen, const ModelRows& weights,
+                         const Buffer<float>& states, const Buffer<int32_t>& clocks, const Buffer<int64_t>& slots) {
   const int64_t num = num_missing(slots, chosen);
-  if (num == 0) return {0, 0};
-  await_answers();
-  const int64_t num_evicted = cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(),
-                                                      clocks.data(), slots.size(), num, slots.data(), stream_);
-  return {num, num_evicted};
+  if (num == 0) return 0;
+  keep_for_decisions(keys, chosen, clocks, slots);
+  streams_->moved.keep(weights.memory);
+  keep_for_moves(states, slots);
+  cache_.insert_and_evict(keys.data(), chosen.data(), weights.at, states.data(), clocks.data(), slots.size(),
+                          slots.data(), *streams_);
+  give_to_model();  // which may change the rows
+  return num;
 }
+
+void GpuLines::await_slots() { cache_.move_out(*streams_); }
 
 void GpuLines::update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
                       const ModelRows& grads, int64_t num_without, float anticipate) {
-  events_->collect();
-  const Stream models = model_.stream();
-  hand_over(models, stream_);
-  keep(keys, slots, clocks);
-  cache_.update(slots.data(), grads.at, slots.size(), anticipate, stream_);
+  streams_->moved.collect();
+  take_from_model();
+  keep_for_decisions(slots);
+  keep_for_moves(keys, slots, clocks);
+  cache_.update(slots.data(), grads.at, slots.size(), anticipate, *streams_);
   try {
-    cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), num_without, stream_);
+    cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), num_without, *streams_);
   } catch (...) {
-    hand_over(stream_, models);
+    give_to_model();
     throw;
   }
-  hand_over(stream_, models);  // which may change the gradients
+  give_to_model();  // which may change the gradients
 }
 
-void GpuLines::due(const Buffer<int64_t>& slots, int64_t bound) {
-  if (bound == kUnbounded && !has_drift_) return;  // none is due, and the host need not wait
-  cache_.take_pending(slots.data(), slots.size(), bound, stream_);
+void GpuLines::due(const Buffer<int64_t>& slots, int64_t bound, bool is_late) {
+  if (bound == kUnbounded && !has_drift_) return;  // none is due
+  keep_for_decisions(slots);
+  cache_.due(slots.data(), slots.size(), bound, is_late, *streams_);
 }
 
-void GpuLines::due_all() { cache_.take_all(stream_); }
+void GpuLines::due_all() { cache_.due_all(*streams_); }
 
-int64_t GpuLines::num_released() { return cache_.num_released(); }
+int64_t GpuLines::num_evicted() {
+  const int64_t before = std::exchange(num_evicted_, cache_.num_evicted());
+  return num_evicted_ - before;
+}
 
-std::shared_ptr<ReleasedSums> GpuLines::take() {
-  const auto released = std::make_shared<ReleasedSums>(cache_.take(stream_));
+int64_t GpuLines::num_released(bool late) { return cache_.num_released(late, *streams_); }
+
+std::shared_ptr<ReleasedSums> GpuLines::take(bool late) {
+  const auto released = std::make_shared<ReleasedSums>(cache_.take(late, *streams_));
   model_.refuse_if_nan(*released);
   return released;
 }
 
-void GpuLines::hand_over(Stream maker, Stream taker) {
+// The model's stream waits for what is moved.
+void GpuLines::give_to_model() {
   const OnDevice here(cache_.device());  // torch's default stream is null, that of the current device
-  events_->hand_over(on(maker), on(taker), maker == stream_);
+  streams_->moved.hand_over(streams_->moving(), on(model_.stream()), true);
 }
 
-// Lets the lines' stream wait for look-ups that are under way.
-void GpuLines::await_answers() {
-  asked_->collect();
-  if (!asked_->is_empty()) hand_over(asking_, stream_);
-}
-
-// Until all operations of the lines' stream have been done.
-void GpuLines::wait() {
-  HETMPI_CHECK(cudaStreamSynchronize(on(stream_)));
-  events_->collect_all();
+void GpuLines::take_from_model() {
+  const OnDevice here(cache_.device());
+  streams_->moved.hand_over(on(model_.stream()), streams_->moving(), false);
 }
 
 template <typename... Buffers>
-void GpuLines::keep(const Buffers&... buffers) {
-  (events_->keep(buffers.memory()), ...);
+void GpuLines::keep_for_decisions(const Buffers&... buffers) {
+  (streams_->decided.keep(buffers.memory()), ...);
+}
+
+template <typename... Buffers>
+void GpuLines::keep_for_moves(const Buffers&... buffers) {
+  (streams_->moved.keep(buffers.memory()), ...);
 }
 
 }  // namespace hetmpi

@@ -74,15 +74,13 @@ class PyHostLines : public HostLines {
                     clocks.data(), n, anticipate);
   }
 
-  // Numbers of keys that are chosen and have no slot, and of evicted lines.
-  std::pair<int64_t, int64_t> insert_and_evict(const Array<int64_t>& keys, const Array<bool>& chosen,
-                                               const Array<float>& weights, const Array<float>& states,
-                                               const Array<int32_t>& clocks, Array<int64_t> slots) {
+  // Lines that it evicts are not counted for the table.
+  void insert_and_evict(const Array<int64_t>& keys, const Array<bool>& chosen, const Array<float>& weights,
+                        const Array<float>& states, const Array<int32_t>& clocks, Array<int64_t> slots) {
     check_shape(keys, "keys", {check_rows(slots, chosen, weights, states, clocks)});
     const ModelRows rows{const_cast<float*>(weights.data()), weights.shape(0), nullptr};
-    const auto [missing, evicted] = insert(buffer_of(keys), buffer_of(chosen), rows, buffer_of(states),
-                                           buffer_of(clocks), buffer_of(std::move(slots)));
-    return {missing, evicted};
+    insert(buffer_of(keys), buffer_of(chosen), rows, buffer_of(states), buffer_of(clocks), buffer_of(std::move(slots)));
+    num_evicted();
   }
 
   void gather(const Array<int64_t>& slots, Array<float> out) {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cache/cache_decisions.h"
 #include "cache/row_type.h"
@@ -63,9 +64,19 @@ class PyGpuLines : public GpuLines {
              const py::object& gpu)
       : GpuLines(capacity_rows, rule, policy_of(policy), row_type_of(rows), gpu.attr("index").cast<int>(),
                  at<void>(gpu.attr("stream").cast<Address>()), model_on(gpu, rule.dim())),
-        device(gpu.attr("device")) {}
+        gpu(gpu) {}
 
-  py::object device;
+  py::object gpu;
+};
+
+// For the benchmark of the kernels.
+struct PyCudaRowCache {
+  CudaRowCache cache;
+  Stream stream;
+  std::shared_ptr<CacheStreams> streams;
+
+  PyCudaRowCache(int64_t capacity_rows, const RowOptimizer& rule, const std::string& policy, Stream stream)
+      : cache(capacity_rows, rule, policy_of(policy)), stream(stream), streams(one_stream(0, stream)) {}
 };
 
 GpuRows::Model model_with_rows(const py::object& gpu, int64_t dim) {
@@ -126,10 +137,20 @@ void bind_cuda(py::module_& m) {
   py::class_<PyGpuLines, Lines>(m, "GpuLines", "Lines in a GPU's memory (cpp/cuda/gpu_lines.h).")
       .def(py::init<int64_t, const RowOptimizer&, const std::string&, const std::string&, py::object>(),
            "capacity_rows"_a, "rule"_a, "policy"_a, "rows"_a, "gpu"_a, "gpu: a hetmpi.gpu.Gpu.")
-      .def_readonly("device", &PyGpuLines::device, "torch's, of the rows.")
+      .def_readonly("gpu", &PyGpuLines::gpu, "A hetmpi.gpu.Gpu.")
+      .def_property_readonly("device", [](const PyGpuLines& of) { return of.gpu.attr("device"); })
       .def_property_readonly("lags",
                              [](const PyGpuLines& of) { return Array<int64_t>(LagHistogram::kBins, of.lags().bins); })
       .def("set_drift", &PyGpuLines::set_drift, "most"_a, "others"_a)
+      .def(
+          "read_clocks_of",
+          [](PyGpuLines& of, const Partition& partition, const std::vector<Address>& clocks) {
+            std::vector<const int32_t*> of_ranks;
+            for (const Address address : clocks) of_ranks.push_back(at<const int32_t>(address));
+            of.read_clocks_of(partition, of_ranks);
+          },
+          "partition"_a, "clocks"_a,
+          "clocks: of the owners' shards, by rank, in pinned memory, which the caller keeps.")
       .def(
           "forget", [](PyGpuLines& of, const Array<int64_t>& keys) { of.forget(keys.data(), keys.size()); },
           as_is("keys"))
@@ -152,35 +173,34 @@ void bind_cuda(py::module_& m) {
            }),
            "partition"_a, "arrays"_a, "dim"_a, "state_dim"_a, "gpu"_a,
            "arrays: weight, state, clock and touched, which the caller keeps. gpu: a hetmpi.gpu.Gpu.");
-  // For the benchmark of the kernels.
-  py::class_<CudaRowCache>(m, "CudaRowCache", "RowCache in a GPU's memory (cpp/cuda/cuda_cache.h).")
-      .def(py::init([](int64_t capacity_rows, const RowOptimizer& rule, const std::string& policy) {
-             return new CudaRowCache(capacity_rows, rule, policy_of(policy));
+  py::class_<PyCudaRowCache>(m, "CudaRowCache", "RowCache in a GPU's memory (cpp/cuda/cuda_cache.h).")
+      .def(py::init([](int64_t capacity_rows, const RowOptimizer& rule, const std::string& policy, Address stream) {
+             return new PyCudaRowCache(capacity_rows, rule, policy, at<void>(stream));
            }),
-           "capacity_rows"_a, "rule"_a, "policy"_a)
-      .def("set_step", &CudaRowCache::set_step, "lr"_a, "step"_a)
+           "capacity_rows"_a, "rule"_a, "policy"_a, "stream"_a, "stream: of all calls.")
+      .def("set_step", [](PyCudaRowCache& of, double lr, int64_t step) { of.cache.set_step(lr, step); })
       .def("look_up",
-           [](const CudaRowCache& of, Address keys, int64_t n, Address slots, Address stream) {
-             of.look_up(at<const int64_t>(keys), n, at<int64_t>(slots), at<void>(stream));
+           [](PyCudaRowCache& of, Address keys, int64_t n, Address slots) {
+             of.cache.look_up(at<const int64_t>(keys), n, at<int64_t>(slots), of.stream);
            })
-      .def("use", [](CudaRowCache& of, Address slots, int64_t n,
-                     Address stream) { of.use(at<const int64_t>(slots), n, n, at<void>(stream)); })
+      .def("use", [](PyCudaRowCache& of, Address slots,
+                     int64_t n) { of.cache.use(at<const int64_t>(slots), n, n, of.stream); })
       .def("insert_and_evict",
-           [](CudaRowCache& of, Address keys, Address chosen, Address rows, Address states, Address clocks, int64_t n,
-              Address slots, Address stream) {
-             of.insert_and_evict(at<const int64_t>(keys), at<const uint8_t>(chosen), at<const float>(rows),
-                                 at<const float>(states), at<const int32_t>(clocks), n, n, at<int64_t>(slots),
-                                 at<void>(stream));
+           [](PyCudaRowCache& of, Address keys, Address chosen, Address rows, Address states, Address clocks, int64_t n,
+              Address slots) {
+             of.cache.insert_and_evict(at<const int64_t>(keys), at<const uint8_t>(chosen), at<const float>(rows),
+                                       at<const float>(states), at<const int32_t>(clocks), n, at<int64_t>(slots),
+                                       *of.streams);
            })
       .def("gather",
-           [](const CudaRowCache& of, Address slots, int64_t n, Address out, Address stream) {
-             of.gather(at<const int64_t>(slots), n, nullptr, at<float>(out), at<void>(stream));
+           [](PyCudaRowCache& of, Address slots, int64_t n, Address out) {
+             of.cache.gather(at<const int64_t>(slots), n, nullptr, at<float>(out), of.stream);
            })
       .def("update",
-           [](CudaRowCache& of, Address slots, Address grads, int64_t n, Address stream) {
-             of.update(at<const int64_t>(slots), at<const float>(grads), n, 1.0f, at<void>(stream));
+           [](PyCudaRowCache& of, Address slots, Address grads, int64_t n) {
+             of.cache.update(at<const int64_t>(slots), at<const float>(grads), n, 1.0f, *of.streams);
            })
-      .def("drop_released", [](CudaRowCache& of, Address stream) { of.take(at<void>(stream)); });
+      .def("drop_released", [](PyCudaRowCache& of) { of.cache.take(false, *of.streams); });
 }
 
 }  // namespace hetmpi

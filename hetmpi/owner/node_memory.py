@@ -21,8 +21,8 @@ from hetmpi.world.world import World
 
 
 class NodeMemory:
-    """The shards of the ranks of this node, `on_node[rank]`; `local` is this rank's. reads_ahead: whether want() gains,
-    as rows are on disk. disk_waits: of this process's main thread, when they were counted last."""
+    """The shards of the ranks of this node, `on_node[rank]`; `local` is this rank's. is_sparse: whether memory is
+    taken as rows are assigned. reads_ahead: whether want() gains, as rows are on disk. disk_waits: of this process's main thread, when they were counted last."""
 
     disk_waits, reads_ahead = 0, False
 
@@ -30,10 +30,9 @@ class NodeMemory:
         self, world: World, layouts: list[Layout], partition: _C.Partition, is_sparse: bool = False,
         store: FileStore | GpuStore | None = None,
     ):  # fmt: skip
-        """layouts: one per rank, the same list on every rank. partition: of the table's keys. is_sparse: memory is
-        taken as rows are assigned. store: of the rows, None for this memory; open_rows() must follow. Collective.
+        """layouts: one per rank, the same list on every rank. partition: of the table's keys. store: of the rows, None for this memory; open_rows() must follow. Collective.
         Raises UserError if memory is short."""
-        self.world, self.layouts, self._is_sparse = world, layouts, is_sparse
+        self.world, self.layouts, self.is_sparse = world, layouts, is_sparse
         self._files = store if isinstance(store, FileStore) else None
         self._partition, self._keeper, self._stop = partition, None, nothing
         self._counted = 0, 0  # pages read and written
@@ -103,7 +102,7 @@ class NodeMemory:
         shared, _ = self._shared.Shared_query(node_rank)
         memory = np.frombuffer(shared, np.uint8)
         is_large = memory.nbytes >= LEAST_HUGE
-        populates = node_rank == self.world.node.rank and not self._is_sparse
+        populates = node_rank == self.world.node.rank and not self.is_sparse
         return _C.aligned_view(memory, populates) if is_large else memory
 
     def local_ring(self, owner: int, origin: int) -> np.ndarray:

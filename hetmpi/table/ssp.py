@@ -11,6 +11,7 @@ from functools import partial
 
 from hetmpi import _C
 from hetmpi.table.client import Clients, OpenTable, TableContext
+from hetmpi.table.gpu_cache import SharedClocks
 from hetmpi.world.at_exit import at_exit, nothing
 
 LEAD = 3  # steps by which another rank may be ahead
@@ -37,6 +38,10 @@ class SspClient(_C.BoundedClient):
             opened.core, self.applier, context.rule, rates, context.bound, context.batches_per_pull,
             context.staleness.factor(world.size),
         )  # fmt: skip
+        self._unpin = nothing
+        if context.cache.computes_beside and world.is_one_node and not context.memory.is_sparse:
+            clocks = [context.memory.on_node[rank].clock for rank in range(world.size)]
+            self._unpin = at_exit(world, nothing, SharedClocks(context.cache, context.partition, clocks).close)
         origins = context.memory.layouts[world.rank].origins
         if rings := [ring for ring, origin in enumerate(origins) if origin % world.size != world.rank]:
             self.applier.watch(rings)
@@ -75,4 +80,5 @@ class SspClient(_C.BoundedClient):
         self.context.world.meet("for all ranks to close the table")  # the owner serves ranks that still read and write
         self.context.world.receivers.pop(self, None)
         self._stop()
+        self._unpin()
         self.channel.close()

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -142,7 +143,7 @@ class Both {
 
   void finish() {
     on_cpu_.take_pending(&pushes_);
-    on_gpu_.take_all(nullptr);
+    on_gpu_.due_all(*streams_);
     take();
     const CudaRowCache::Counts counts = on_gpu_.counts(nullptr);
     CHECK(counts.rows == on_cpu_.num_rows() && counts.pending == 0 && on_cpu_.num_pending() == 0);
@@ -186,8 +187,10 @@ class Both {
     const bool counts_lags = pick(random_, 2) == 0;
     num_stale_ += on_cpu_.validate(slots_.data(), clocks_.data(), n(), staleness_, is_stale_.data(),
                                    counts_lags ? &lags_ : nullptr);
-    on_gpu_.validate(slots.get(), clocks.get(), n(), staleness_, is_stale.get(), counts_lags, nullptr);
-    CHECK(same_bits(is_stale_, is_stale.back()));
+    const OnGpu num_stale(std::vector<int64_t>{-1});
+    on_gpu_.validate(slots.get(), clocks.get(), n(), staleness_, is_stale.get(), num_stale.get(), counts_lags, nullptr);
+    CHECK(same_bits(is_stale_, is_stale.back()) && same_bits(clocks_, clocks.back()));
+    if (n() > 0) CHECK(num_stale.back().at(0) == std::count(is_stale_.begin(), is_stale_.end(), 1));
     Clocks told(n(), 5);
     const OnGpu told_on_gpu(told);
     const bool will_write = pick(random_, 2) == 0;
@@ -213,7 +216,7 @@ class Both {
     const OnGpu weight(weights), state(states);
     const OnGpu clocks(clocks_);
     on_cpu_.refresh(slots_.data(), is_stale_.data(), weights.data(), states.data(), clocks_.data(), n(), anticipate_);
-    on_gpu_.refresh(slots.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), anticipate_, nullptr);
+    on_gpu_.refresh(slots.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), anticipate_, *streams_);
   }
 
   void insert() {
@@ -223,14 +226,15 @@ class Both {
     const OnGpu chosen(wanted);
     const OnGpu weight(weights), state(states);
     const OnGpu clocks(clocks_);
-    int64_t num_missing = 0;
-    for (int64_t i = 0; i < n(); ++i) num_missing += slots_[i] < 0 && wanted[i];
-    const int64_t num_evicted = on_cpu_.insert_and_evict(keys_.data(), wanted.data(), weights.data(), states.data(),
-                                                         clocks_.data(), n(), slots_.data(), &pushes_);
-    CHECK(on_gpu_.insert_and_evict(keys.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), num_missing,
-                                   slots.get(), nullptr) == num_evicted);
+    num_evicted_ += on_cpu_.insert_and_evict(keys_.data(), wanted.data(), weights.data(), states.data(), clocks_.data(),
+                                             n(), slots_.data(), &pushes_);
+    on_gpu_.insert_and_evict(keys.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), slots.get(),
+                             *streams_);
     CHECK(same_bits(slots_, slots.back()));
-    num_evicted_ += num_evicted;
+    if (pick(random_, 2) == 0) {  // else the next update moves the sums
+      CHECK(on_gpu_.num_released(false, *streams_) == static_cast<int64_t>(pushes_.keys.size()));
+      CHECK(on_gpu_.num_evicted() == num_evicted_);
+    }
   }
 
   void gather() {
@@ -255,7 +259,7 @@ class Both {
     const OnGpu slots(updated);
     const OnGpu grads(values);
     on_cpu_.update(updated.data(), values.data(), n(), anticipate_);
-    on_gpu_.update(slots.get(), grads.get(), n(), anticipate_, nullptr);
+    on_gpu_.update(slots.get(), grads.get(), n(), anticipate_, *streams_);
     gather();
   }
 
@@ -268,16 +272,20 @@ class Both {
     const OnGpu grads(values);
     on_cpu_.push_directly(keys_.data(), slots_.data(), clocks_.data(), values.data(), n(), &pushes_);
     on_gpu_.push_directly(keys.get(), slots.get(), clocks.get(), grads.get(), n(),
-                          std::count(slots_.begin(), slots_.end(), -1), nullptr);
+                          std::count(slots_.begin(), slots_.end(), -1), *streams_);
+    const bool is_late = pick(random_, 2) == 0;
+    on_gpu_.due(slots.get(), n(), staleness_, is_late, *streams_);
+    if (is_late) take();  // all others
     on_cpu_.take_pending(slots_.data(), n(), staleness_, &pushes_);
-    on_gpu_.take_pending(slots.get(), n(), staleness_, nullptr);
+    if (is_late) take(true);
+    on_gpu_.move_out(*streams_);
     const CudaRowCache::Counts counts = on_gpu_.counts(nullptr);
     CHECK(counts.rows == on_cpu_.num_rows() && counts.pending == on_cpu_.num_pending());
   }
 
   void forget() {
     on_cpu_.take_pending(&pushes_);
-    on_gpu_.take_all(nullptr);
+    on_gpu_.due_all(*streams_);
     look_up();
     const OnGpu slots(slots_);
     on_cpu_.forget(keys_.data(), n());
@@ -287,9 +295,9 @@ class Both {
     CHECK(same_bits(slots.back(), Ints(n(), -1)));
   }
 
-  void take() {
-    CHECK(on_gpu_.num_released() == static_cast<int64_t>(pushes_.keys.size()));
-    ReleasedSums found = on_gpu_.take(nullptr);
+  void take(bool late = false) {
+    CHECK(on_gpu_.num_released(late, *streams_) == static_cast<int64_t>(pushes_.keys.size()));
+    ReleasedSums found = on_gpu_.take(late, *streams_);
     CHECK(same_bits(found.keys, pushes_.keys) && same_bits(found.clocks, pushes_.clocks));
     CHECK(same_bits(found.counts, pushes_.counts) && same_bits(found.steps, pushes_.steps));
     for (ReleasedSums* pushes : {&found, &pushes_}) clear_undefined(pushes);
@@ -314,6 +322,7 @@ class Both {
   RowType type_;
   RowCache on_cpu_;
   CudaRowCache on_gpu_;
+  std::shared_ptr<CacheStreams> streams_ = one_stream(0, nullptr);
   Ints keys_, slots_;
   Clocks clocks_;
   Bytes is_stale_;

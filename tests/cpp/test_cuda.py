@@ -60,7 +60,7 @@ def test_the_gpu_cache_equals_the_cpu_cache(tmp_path):
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
 def test_without_a_gpu_the_module_says_so():
     with pytest.raises(RuntimeError, match=r"device\.h:\d+: cuda\w+\(.*\): \w+|cuda_cache\.cu:\d+: .*: \w+"):
-        _C.CudaRowCache(64, RowOptimizer().core(4), "lru")
+        _C.CudaRowCache(64, RowOptimizer().core(4), "lru", 0)
 
 
 @needs_gpu

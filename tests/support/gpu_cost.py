@@ -1,16 +1,18 @@
 """What a step of a table on the emulated GPU costs the host: microseconds of the main thread outside CUDA's calls, and
 these calls by kind. All rows are cached, on one rank; with lines=0 none.
 
-    python gpu_cost.py [keys=29359] [staleness=null] [dim=128] [steps=12] [lines=1] [store=memory]
+    python gpu_cost.py [keys=29359] [staleness=null] [dim=128] [steps=12] [lines=1] [store=memory] [fresh=0]
 
 in the environment of emulated.py. The emulator's time is left out, and kernels cost nothing, but for those that look at
-keys at a bound: on a GPU the time of these calls comes on top.
+keys at a bound: on a GPU the time of these calls comes on top. fresh: the share of keys that no batch had before; the
+cache then is small enough that they evict others, and all kernels run, which a small dim makes cheap.
 """
 
 import json
 import statistics
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -31,47 +33,49 @@ def host_ns() -> int:
 
 
 def main():
-    given = {"keys": "29359", "staleness": "null", "dim": "128", "steps": "12", "lines": "1", "store": "memory"}
+    given = {"keys": "29359", "staleness": "null", "dim": "128", "steps": "12", "lines": "1", "store": "memory", "fresh": "0"}
     given |= dict(argument.split("=", 1) for argument in sys.argv[1:])
     num_keys, dim, num_steps = (int(given[name]) for name in ("keys", "dim", "steps"))
     staleness = None if given["staleness"] == "null" else int(given["staleness"])
     keep_freed_memory()
     torch.set_num_threads(1)
-    num_rows = 14 * num_keys  # no set of lines is full
-    capacity = 0 if staleness == 0 or given["lines"] == "0" else num_rows
+    num_fresh = int(float(given["fresh"]) * num_keys)
+    num_known = 14 * num_keys  # no set of lines is full
+    capacity = 0 if staleness == 0 or given["lines"] == "0" else 6 * num_keys if num_fresh else num_known
     table = EmbeddingTable(
-        World(), num_rows, dim, RowOptimizer("sgd", 1.0), staleness=Staleness(staleness, None, 0.0),
+        World(), num_known + (WARM_UP + num_steps + 3) * num_fresh, dim, RowOptimizer("sgd", 1.0), staleness=Staleness(staleness, None, 0.0),
         cache=OnGpu(capacity, admit="all"), device="cpu:0", store=GpuStore() if given["store"] == "gpu" else None,
     )  # fmt: skip
     random = np.random.default_rng(0)
-    batches = [torch.from_numpy(random.permutation(num_rows)[:num_keys]) for _ in range(NUM_BATCHES)]
+    batches = [torch.from_numpy(random.permutation(num_known)[:num_keys]) for _ in range(NUM_BATCHES)]
     grads, spent, counts = torch.zeros(num_keys, dim), [], []
 
     def made(step: int) -> torch.Tensor:
         keys = batches[step % NUM_BATCHES].clone()  # as a loader makes them: a tensor of their own, checked before
+        keys[:num_fresh] = torch.arange(num_known + step * num_fresh, num_known + (step + 1) * num_fresh)
         table.check(keys, are_fixed=True)
         return keys
+
+    def timed(call) -> float:
+        CUDA.cuda_on_cpu_run_all()  # a GPU has done by now what it was given in an earlier call
+        began = host_ns()
+        call()
+        return (host_ns() - began) / 1e3
 
     def steps(begin: int, end: int):
         keys, later = made(begin), made(begin + 1)
         for step in range(begin, end):
-            CUDA.cuda_on_cpu_run_all()  # a GPU has computed the step before by now
             CUDA.counts()
-            times = [host_ns()]
-            table.read(keys)
-            times.append(host_ns())
-            table.prefetch(later)
-            times.append(host_ns())
-            table.write(keys, grads)
-            times.append(host_ns())
-            spent.append(np.diff(times) / 1e3)
+            calls = partial(table.read, keys), partial(table.prefetch, later), partial(table.write, keys, grads)
+            spent.append([timed(call) for call in calls])
             counts.append(CUDA.counts())
             keys, later = later, made(step + 2)
 
     steps(0, WARM_UP)
     waits = waits_for_gradients(table, batches)
     # Rows are not moved. With a bound the host reads what kernels say of each key, so those run.
-    CUDA.cuda_on_cpu_be_free(0 if staleness is None or table.shard.device_rows else num_keys + THREADS)
+    if not num_fresh:
+        CUDA.cuda_on_cpu_be_free(0 if staleness is None or table.shard.device_rows else num_keys + THREADS)
     steps(WARM_UP, WARM_UP + num_steps + 1)  # the first was not announced
     medians = np.median(spent[WARM_UP + 1 :], 0)
     parts = ", ".join(f"{name} {value:.0f}" for name, value in zip(("read", "prefetch", "write"), medians))
@@ -84,6 +88,8 @@ def main():
         **{name: value for name, value in told.items() if value},
     }
     result["waits_for_gradients"] = waits
+    if num_fresh:
+        result |= {name: getattr(table.counters, name) for name in ("misses", "evicted", "pushed")}
     print(json.dumps(result))
     table.close()
 

@@ -2,11 +2,12 @@
 
 LATE_READ = "memory was written before a stream that reads it had read it"
 OTHER_ROWS = r"case \d+: \w+ of t\d.* differ"
+CRASH = "Segmentation fault"  # in a kernel that reads a place before it is written
 REUSED = "pinned memory was written by the host before an operation that uses it had run|has changed between the launch"
 
 FAULTS = {
     "wait": f"{REUSED}|{OTHER_ROWS}",  # the host waits for nothing
-    "hand_over": f"{LATE_READ}|{OTHER_ROWS}",  # no stream waits for another one
+    "hand_over": f"{LATE_READ}|{OTHER_ROWS}|{CRASH}",  # no stream waits for another one
     "give": f"{LATE_READ}|{OTHER_ROWS}",  # torch does not wait for rows, nor for what has read its gradients
     "take": OTHER_ROWS,  # the lines do not wait for gradients
     "late": REUSED,  # buffers are used again before the kernels that read them have run

@@ -247,6 +247,8 @@ CUDA_ON_CPU cudaError_t cudaFreeHost(void* memory);
 CUDA_ON_CPU cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t);
 CUDA_ON_CPU cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t);
 CUDA_ON_CPU cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned flags);
+CUDA_ON_CPU cudaError_t cudaStreamCreateWithPriority(cudaStream_t*, unsigned flags, int priority);
+CUDA_ON_CPU cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
 CUDA_ON_CPU cudaError_t cudaStreamDestroy(cudaStream_t);
 CUDA_ON_CPU cudaError_t cudaStreamSynchronize(cudaStream_t);
 CUDA_ON_CPU cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned flags);
