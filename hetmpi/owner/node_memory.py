@@ -22,7 +22,8 @@ from hetmpi.world.world import World
 
 class NodeMemory:
     """The shards of the ranks of this node, `on_node[rank]`; `local` is this rank's. is_sparse: whether memory is
-    taken as rows are assigned. reads_ahead: whether want() gains, as rows are on disk. disk_waits: of this process's main thread, when they were counted last."""
+    taken as rows are assigned. reads_ahead: whether want() gains, as rows are on disk. disk_waits: of this process's
+    main thread, when they were counted last."""
 
     disk_waits, reads_ahead = 0, False
 
@@ -30,8 +31,8 @@ class NodeMemory:
         self, world: World, layouts: list[Layout], partition: _C.Partition, is_sparse: bool = False,
         store: FileStore | GpuStore | None = None,
     ):  # fmt: skip
-        """layouts: one per rank, the same list on every rank. partition: of the table's keys. store: of the rows, None for this memory; open_rows() must follow. Collective.
-        Raises UserError if memory is short."""
+        """layouts: one per rank, the same list on every rank. partition: of the table's keys. store: of the rows,
+        None for this memory; open_rows() must follow. Collective. Raises UserError if memory is short."""
         self.world, self.layouts, self.is_sparse = world, layouts, is_sparse
         self._files = store if isinstance(store, FileStore) else None
         self._partition, self._keeper, self._stop = partition, None, nothing

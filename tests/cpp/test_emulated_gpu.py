@@ -66,10 +66,8 @@ def test_what_is_left_out_between_streams_and_the_host_is_found(package):
         (  # its sums, of a few evicted lines, come in one copy
             "100 fresh=.02 dim=4",
             [],
-            {
-                "launches": 20, "waits": 1, "stream_waits": 8, "records": 14,
-                "copies_to_gpu": 1, "bytes_to_gpu": 8 * 500, "copies_to_host": 1, "bytes_to_host": 500,
-            },  # fmt: skip
+            {"launches": 20, "waits": 1, "stream_waits": 8, "records": 14}
+            | {"copies_to_gpu": 1, "bytes_to_gpu": 8 * 500, "copies_to_host": 1, "bytes_to_host": 500},
         ),
         ("0", ["write"], {"stream_waits": 1, "records": 1, "copies_to_gpu": 1, "bytes_to_gpu": 4 * 500 * 128}),
         (

@@ -33,7 +33,9 @@ def host_ns() -> int:
 
 
 def main():
-    given = {"keys": "29359", "staleness": "null", "dim": "128", "steps": "12", "lines": "1", "store": "memory", "fresh": "0"}
+    given = {
+        "keys": "29359", "staleness": "null", "dim": "128", "steps": "12", "lines": "1", "store": "memory", "fresh": "0",
+    }  # fmt: skip
     given |= dict(argument.split("=", 1) for argument in sys.argv[1:])
     num_keys, dim, num_steps = (int(given[name]) for name in ("keys", "dim", "steps"))
     staleness = None if given["staleness"] == "null" else int(given["staleness"])
@@ -42,8 +44,9 @@ def main():
     num_fresh = int(float(given["fresh"]) * num_keys)
     num_known = 14 * num_keys  # no set of lines is full
     capacity = 0 if staleness == 0 or given["lines"] == "0" else 6 * num_keys if num_fresh else num_known
+    num_rows = num_known + (WARM_UP + num_steps + 3) * num_fresh
     table = EmbeddingTable(
-        World(), num_known + (WARM_UP + num_steps + 3) * num_fresh, dim, RowOptimizer("sgd", 1.0), staleness=Staleness(staleness, None, 0.0),
+        World(), num_rows, dim, RowOptimizer("sgd", 1.0), staleness=Staleness(staleness, None, 0.0),
         cache=OnGpu(capacity, admit="all"), device="cpu:0", store=GpuStore() if given["store"] == "gpu" else None,
     )  # fmt: skip
     random = np.random.default_rng(0)
