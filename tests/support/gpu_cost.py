@@ -33,9 +33,8 @@ def host_ns() -> int:
 
 
 def main():
-    given = {
-        "keys": "29359", "staleness": "null", "dim": "128", "steps": "12", "lines": "1", "store": "memory", "fresh": "0",
-    }  # fmt: skip
+    given = {"keys": "29359", "staleness": "null", "dim": "128", "steps": "12", "lines": "1", "store": "memory"}
+    given["fresh"] = "0"
     given |= dict(argument.split("=", 1) for argument in sys.argv[1:])
     num_keys, dim, num_steps = (int(given[name]) for name in ("keys", "dim", "steps"))
     staleness = None if given["staleness"] == "null" else int(given["staleness"])

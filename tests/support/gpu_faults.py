@@ -9,7 +9,7 @@ FAULTS = {
     "wait": f"{REUSED}|{OTHER_ROWS}",  # the host waits for nothing
     "hand_over": f"{LATE_READ}|{OTHER_ROWS}|{CRASH}",  # no stream waits for another one
     "give": f"{LATE_READ}|{OTHER_ROWS}",  # torch does not wait for rows, nor for what has read its gradients
-    "take": OTHER_ROWS,  # the lines do not wait for gradients
+    "take": f"{OTHER_ROWS}|{CRASH}",  # the lines do not wait for gradients, nor moves for decisions
     "late": REUSED,  # buffers are used again before the kernels that read them have run
     "record": LATE_READ,  # memory of rows and batches is used again by the stream that it came from
 }
