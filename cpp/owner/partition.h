@@ -46,7 +46,7 @@ class Partition {
   HETMPI_SHARED Place locate(int64_t key) const {
     if (size_ == 1 && kind_ != Kind::kHash) return {0, key};
     if (kind_ == Kind::kRange) {
-      const auto owner = static_cast<int64_t>((static_cast<__int128>(key + 1) * size_ - 1) / num_rows_);
+      const int64_t owner = owner_in_ranges(key);
       return {owner, key - first_of(owner)};
     }
     const int64_t place = kind_ == Kind::kHash ? walk<false>(key) : key;
@@ -78,8 +78,18 @@ class Partition {
     throw std::invalid_argument("table.partition must be one of round_robin, range, hash, got " + kind);
   }
 
+  // rank * num_rows_ / size_, in parts that do not overflow. A division of 128 bits would call the compiler's own
+  // library: zig's brings its logf and sinf, whose bits are not those of libm (tests/unit/test_row_init.py).
   HETMPI_SHARED int64_t first_of(int64_t rank) const {
-    return static_cast<int64_t>(static_cast<__int128>(rank) * num_rows_ / size_);
+    return rank * (num_rows_ / size_) + rank * (num_rows_ % size_) / size_;
+  }
+
+  // An estimate, at most a few ranks off because it is rounded, then the rank whose range holds the key.
+  HETMPI_SHARED int64_t owner_in_ranges(int64_t key) const {
+    auto owner = static_cast<int64_t>(static_cast<double>(key) * static_cast<double>(size_) / num_rows_);
+    while (first_of(owner) > key) --owner;
+    while (first_of(owner + 1) <= key) ++owner;
+    return owner;
   }
 
   template <bool kInverse>

@@ -42,6 +42,19 @@ def test_hash_holds_for_keys_near_2_to_40():
     assert back == keys.tolist()
 
 
+@given(st.integers(1, 1 << 61), st.integers(1, 5000), st.data())
+def test_ranges_hold_where_products_exceed_64_bits(num_rows, size, data):
+    partition = make_partition("range", num_rows, size)
+    rank = data.draw(st.integers(0, size - 1))
+    begin, end = rank * num_rows // size, (rank + 1) * num_rows // size
+    assert partition.num_local_rows(rank) == end - begin
+    keys = sorted({key for key in (0, begin - 1, begin, end - 1, end, num_rows - 1) if 0 <= key < num_rows})
+    owner, row = partition.locate(np.array(keys))
+    expected = [((key + 1) * size - 1) // num_rows for key in keys]
+    assert owner.tolist() == expected
+    assert row.tolist() == [key - owner * num_rows // size for key, owner in zip(keys, expected)]
+
+
 def test_unknown_partition_is_refused_by_name():
     with pytest.raises(ValueError, match="round_robin, range, hash, got ring"):
         make_partition("ring", 10, 2)
