@@ -84,14 +84,13 @@ class Gpu:
         """The UUID of a GPU."""
         return str(torch.cuda.get_device_properties(device).uuid)
 
-    @staticmethod
-    def pin(array: np.ndarray):
-        """Lets kernels of this process's GPU use memory of the host in place, until unpin(). Raises RuntimeError."""
-        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0)))
+    def pin(self, array: np.ndarray):
+        """Lets kernels of this GPU use memory of the host in place, until unpin(). Raises RuntimeError."""
+        _C.pin(array.ctypes.data, array.nbytes, self.index)
 
     @staticmethod
     def unpin(array: np.ndarray):
-        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(array.ctypes.data)))
+        _C.unpin(array.ctypes.data)
 
     @property
     def torchs_stream(self) -> int:

@@ -201,6 +201,7 @@ class BoundedClient {
     std::vector<std::shared_ptr<Batch>> batches;
     {
       const InPart push(spans, kPush);
+      for (BoundedClient* client : clients) client->begin_write();
       for (size_t i = 0; i < clients.size(); ++i) batches.push_back(clients[i]->update(keys.at(i), grads.at(i)));
     }
     {
@@ -440,9 +441,10 @@ class BoundedClient {
 
   // Read.
 
-  // Sends released gradients, such as those of lines evicted in a read that no write followed, and applies received
-  // ones.
+  // Sends released gradients, of the last write and of lines evicted in a read that no write followed, and applies
+  // received ones. Late ones too, if a read has followed their write: their lines may have been evicted.
   void progress() {
+    if (!is_behind_) send_last();
     sums_.send(step_);
     is_behind_ = false;
     applier_->drain();
@@ -538,7 +540,7 @@ class BoundedClient {
     Counters& counters = *table_.counters;
     if (pull.is_uncached.empty()) {
       insert(pull, table_.lines->moved(pull.rows, pull.num()), pull.states);
-      table_.lines->await_slots();
+      await_slots();
       pull.is_uncached = without_line(pull);
       for (int64_t i = 0; i < pull.num(); ++i) pull.is_uncached[i] &= pull.keys->is_remote[i];
     }
@@ -567,6 +569,7 @@ class BoundedClient {
     if (form().capacity_rows == 0) return;
     table_.counters->misses +=
         table_.lines->insert(of.keys->array, of.keys->is_admitted, rows, states, of.clocks, of.slots);
+    table_.counters->evicted += table_.lines->num_evicted();
   }
 
   // Previews on the chosen (n) rows the sums that are held since the last call.
@@ -584,11 +587,21 @@ class BoundedClient {
 
   // Write.
 
+  // Sends what is left of the write before, which may be found not to be finite: before any table changes.
+  void begin_write() {
+    await_slots();
+    send_last();
+  }
+
+  // Lines, and how many were evicted, are known then.
+  void await_slots() {
+    table_.lines->await_slots();
+    table_.counters->evicted += table_.lines->num_evicted();
+  }
+
   // HET's Update of the lines; releases gradients of keys without a line.
   std::shared_ptr<Batch> update(const KeysOfCall& keys, const ModelRows& grads) {
     std::shared_ptr<Batch> batch = of_write(keys);
-    table_.lines->await_slots();
-    send_last();
     const double lr = set_rates();
     table_.lines->set_step(lr, step_ + 1);
     rule_.set_step(lr, step_ + 1);
@@ -613,15 +626,14 @@ class BoundedClient {
     ++step_;
   }
 
-  // If a GPU computes the gradients, and only this node needs them, what a write releases leaves when it is needed: at
-  // the next read, whose missing rows need sums of evicted lines, and what falls due, is_late, in the next write. For
-  // that is of lines, which have it, and judge() counts it; only owners' rows for stale lines need it earlier. So the
-  // host waits for no gradient of the step before.
+  // Whether what a write releases leaves later, so that the host need not wait until a GPU has computed its gradients:
+  // sums of evicted lines at the next read, which may fetch their rows; sums that fell due, is_late, at the next write,
+  // or as soon as owners' rows of such lines are fetched. Until then the lines have them, and judge() knows it.
   bool may_be_late() const {
     return form().computes_beside && table_.channel->is_one_node() && settings_.batches_per_pull == 1;
   }
 
-  // Less that step, which other ranks would notice.
+  // The bound of the sums that are due: less by the step that late ones take, if other ranks read the rows.
   int64_t bound_of_due() const {
     const bool are_others = table_.space->partition.size() > 1;
     return settings_.bound == kUnbounded || !may_be_late() || !are_others ? settings_.bound : settings_.bound - 1;
@@ -637,6 +649,7 @@ class BoundedClient {
   void deliver_sums() {
     send_last();
     sums_.send(step_);
+    await_slots();  // counts
     sums_.flush(settings_.bound);
     sums_.await_all(step_);
   }
@@ -648,8 +661,8 @@ class BoundedClient {
   Settings settings_;
   Sums sums_;
   int64_t step_ = 0;
-  bool is_behind_ = false,
-       are_late_ = false;                     // whether the last write has not sent what it released, and what fell due
+  // Of the last write: whether it has not sent what it released, and what fell due.
+  bool is_behind_ = false, are_late_ = false;
   std::deque<std::shared_ptr<Batch>> ahead_;  // announced and not read; those of one pull first
   std::shared_ptr<Batch> last_;               // of the last read
   KeyIndex distinct_;                         // of the last joint pull

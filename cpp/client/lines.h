@@ -9,7 +9,7 @@
 //   insert  gives keys a line, which may evict others: their sums are released; the slots are there after await_slots()
 //   update  adds gradients to the sums of lines and previews them; those of keys without a line are released
 //   due     releases the sums that must be pushed; take returns all that were released. Late ones are taken
-//           apart: so the host need not wait until a GPU has computed the last gradients
+//           separately: so the host need not wait until a GPU has computed the last gradients
 //
 // Arrays of n keys: slots, -1 for none; clocks of the owners. Buffers are from allocate(), which a GPU can read.
 #pragma once
@@ -113,7 +113,7 @@ class Lines {
   virtual void due(const Buffer<int64_t>& slots, int64_t bound, bool is_late) = 0;
   // REQUIRES: no late sums.
   virtual void due_all() = 0;
-  // Lines evicted since the last call, as of the last num_released().
+  // Lines evicted since the last call, as far as known: all after await_slots().
   virtual int64_t num_evicted() = 0;
   virtual int64_t num_released(bool late) = 0;
   virtual std::shared_ptr<ReleasedSums> take(bool late) = 0;

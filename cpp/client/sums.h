@@ -43,12 +43,9 @@ class Sums {
   // Those for other nodes since the last request.
   const Held& held() const { return held_; }
 
-  // Sends the owners all sums that the lines have released, or the late ones. step: of this rank. Counts evicted lines,
-  // too.
+  // Sends the owners all sums that the lines have released, or the late ones. step: of this rank.
   void send(int64_t step, bool late = false) {
-    const int64_t num_released = table_->lines->num_released(late);
-    table_->counters->evicted += table_->lines->num_evicted();
-    if (num_released == 0) return;
+    if (table_->lines->num_released(late) == 0) return;
     std::shared_ptr<ReleasedSums> taken = table_->lines->take(late);
     Route route(table_->space->partition, taken->keys.data(), taken->keys.size());
     const auto sent = std::make_shared<SentSums>(SentSums{step, std::move(taken), std::move(route)});

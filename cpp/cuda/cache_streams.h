@@ -1,6 +1,6 @@
-// CacheStreams: the two CUDA streams of a cache. Decisions about lines are made in one, which waits for no gradient, so
-// that the host can wait for a decision while the model computes; rows and sums are moved in the other, in the order of
-// the decisions. Included only by .cu files.
+// CacheStreams: the two CUDA streams of a cache. Decisions about lines are made in one, which waits for no gradient but
+// where drift is limited, so that the host can wait for a decision while the model computes; rows and sums are moved in
+// the other, in the order of the decisions. Included only by .cu files.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -33,9 +33,9 @@ class CacheStreams {
   cudaStream_t deciding() const { return deciding_; }
   cudaStream_t moving() const { return moving_; }
 
-  // GPU memory that decisions write and moves read, until the next record of `moved` has happened.
+  // GPU memory for what decisions tell moves, until the next record of `moved` has happened.
   template <typename T>
-  T* between(int64_t n) {
+  T* snapshot(int64_t n) {
     const std::shared_ptr<void> memory = gpu_memory->take(n * sizeof(T));
     moved.keep(memory);
     return static_cast<T*>(memory.get());
@@ -49,14 +49,9 @@ class CacheStreams {
     if (deciding_ != moving_) moved.hand_over(moving_, deciding_, true);
   }
 
-  // The host waits.
   void await_decisions() {
     HETMPI_CHECK(cudaStreamSynchronize(deciding_));
     decided.collect_all();
-  }
-  void await_moves() {
-    HETMPI_CHECK(cudaStreamSynchronize(moving_));
-    moved.collect_all();
   }
 
   StreamEvents decided, moved;

@@ -24,12 +24,6 @@ struct Line {
   float moved;  // of Drift
 };
 
-// Iterations of a sum that is due and has not left yet, while their number is that of the last call of due().
-struct Late {
-  int32_t count;
-  uint32_t call;
-};
-
 // The line of an entry when its rows are to be changed: decisions may have gone on by the time they are.
 struct Seen {
   int64_t key;
@@ -50,9 +44,9 @@ struct Lines {
   int64_t* key;
   uint64_t* worth;
   Line* line;
-  Steps* steps;  // first and last step of the pending sum
-  Late* late;
-  void* weight;  // of `type`
+  Steps* steps;    // first and last step of the pending sum
+  uint32_t* late;  // the call of due() whose late sum of the line may not have left; 0 for none
+  void* weight;    // of `type`
   float *state, *pending;
   RowType type;
   int64_t num_sets;
@@ -179,7 +173,8 @@ __global__ void read_clocks_kernel(Partition partition, const int32_t* const* sh
   clocks[i] = *static_cast<const volatile int32_t*>(shards[place.owner] + place.row);
 }
 
-// late_call: of due() whose sums have not left, which the owners' clocks lack; 0 for none. num_stale: added to.
+// late_call: of due(), whose sums have not left, while the owners' clocks will be at least those of their lines once
+// they have; 0 for none. num_stale: added to.
 __global__ void validate_kernel(Lines lines, const int64_t* slots, int32_t* owner_clocks, int64_t n, int64_t staleness,
                                 uint32_t late_call, uint8_t* is_stale, Counter* num_stale, bool counts_lags,
                                 Counted* counted) {
@@ -187,8 +182,9 @@ __global__ void validate_kernel(Lines lines, const int64_t* slots, int32_t* owne
   bool stale = false;
   int bin = -1;
   if (i < n && slots[i] >= 0 && staleness != kUnbounded) {
-    if (late_call != 0 && lines.late[slots[i]].call == late_call) owner_clocks[i] += lines.late[slots[i]].count;
     const Line line = lines.line[slots[i]];
+    const bool is_late = late_call != 0 && lines.late[slots[i]] == late_call;
+    if (is_late && owner_clocks[i] < line.clock) owner_clocks[i] = line.clock;
     stale = !is_valid(owner_clocks[i], line.clock, line.age, staleness);
     if (!stale && counts_lags) bin = LagHistogram::bin_of(static_cast<int64_t>(owner_clocks[i]) - line.clock);
   }
@@ -287,6 +283,7 @@ __global__ void place_kernel(Lines lines, const uint32_t* sets, const int32_t* n
     lines.key[own] = keys[i];
     lines.worth[own] = worth = first_worth(lines.policy, lines.now);
     line = {clocks[i], 0, 0, 0};
+    lines.late[own] = 0;
     slots[i] = own;
     is_placed[i] = 1;
   }
@@ -498,12 +495,12 @@ __global__ void tell_kernel(const int32_t* flags, const int32_t* at, int64_t n, 
   if (thread_number() == 0) *told = {at[n - 1] + flags[n - 1], static_cast<int64_t>(counted->evicted)};
 }
 
-// late_call: see Late; 0 if the sums leave at once.
+// late_call: 0 if the sums leave at once.
 __global__ void close_kernel(Lines lines, const Gone* gone, const int32_t* flags, int64_t n, uint32_t late_call) {
   const int64_t i = thread_number();
   if (i >= n || !flags[i]) return;
   lines.line[gone[i].slot].count = 0;
-  if (late_call != 0) lines.late[gone[i].slot] = {gone[i].of.count, late_call};
+  if (late_call != 0) lines.late[gone[i].slot] = late_call;
 }
 
 // Columns of `num` released sums in one block of memory.
@@ -609,7 +606,7 @@ struct CudaRowCache::Memory {
   DeviceArray<uint64_t> worth;
   DeviceArray<Line> line;
   DeviceArray<Steps> steps;
-  DeviceArray<Late> late;
+  DeviceArray<uint32_t> late;
   DeviceArray<uint8_t> weight;
   DeviceArray<float> state, pending;
   DeviceArray<Counted> counted;
@@ -722,9 +719,9 @@ struct CudaRowCache::Memory {
                   CacheStreams& streams) {
     const Leaving due = leaving_of(n, is_late, streams);
     launch(due_kernel, n, streams.deciding(), lines(), slots, first_slot, n, staleness, due.gone, due.flags);
+    decide(due, streams);  // first: it may fail
     launch(close_kernel, n, streams.deciding(), lines(), due.gone, due.flags, n, is_late ? ++num_due_calls : 0);
     are_late = is_late;
-    decide(due, streams);
   }
 
   // Moves the released sums, or the late ones, to `sums`.
@@ -839,7 +836,7 @@ void CudaRowCache::validate(const int64_t* slots, int32_t* owner_clocks, int64_t
 void CudaRowCache::refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
                            const int32_t* clocks, int64_t n, float anticipate, CacheStreams& streams) {
   const OnDevice here(device());
-  Seen* const seen = streams.between<Seen>(n);
+  Seen* const seen = streams.snapshot<Seen>(n);
   launch(renew_kernel, n, streams.deciding(), memory_->lines(), slots, chosen, clocks, n, seen);
   streams.move_after_decisions();
   launch(refresh_kernel, n * kWarp, streams.moving(), memory_->lines(), slots, chosen, seen, weights, states, n,
@@ -856,7 +853,7 @@ void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, 
   const OnDevice here(device());
   const cudaStream_t deciding = streams.deciding();
   const Leaving evicted = Memory::leaving_of(n, false, streams);
-  uint8_t* const is_placed = streams.between<uint8_t>(n);
+  uint8_t* const is_placed = streams.snapshot<uint8_t>(n);
   for (auto* array : {&m.sets, &m.sorted_sets}) array->make_room(n, 0, deciding);
   for (auto* array : {&m.numbers, &m.sorted_numbers}) array->make_room(n, 0, deciding);
   launch(wanted_sets_kernel, n, deciding, m.lines(), keys, chosen, slots, n, m.sets.data(), m.numbers.data(), is_placed,
@@ -902,7 +899,7 @@ void CudaRowCache::update(const int64_t* slots, const float* grads, int64_t n, f
   const OnDevice here(device());
   Memory& m = *memory_;
   m.move_out(true, streams);  // before the memory of their sums is used again
-  Seen* const seen = streams.between<Seen>(n);
+  Seen* const seen = streams.snapshot<Seen>(n);
   launch(tick_kernel, n, streams.deciding(), m.lines(), slots, n, seen, m.counted.data());
   streams.move_after_decisions();
   const cudaStream_t moving = streams.moving();
@@ -1010,6 +1007,13 @@ LagHistogram CudaRowCache::lags(Stream stream) const {
   std::copy_n(counted.lags, LagHistogram::kBins, lags.bins);
   return lags;
 }
+
+void pin(void* memory, int64_t num_bytes, int device) {
+  const OnDevice here(device);
+  HETMPI_CHECK(cudaHostRegister(memory, num_bytes, cudaHostRegisterDefault));
+}
+
+void unpin(void* memory) { HETMPI_CHECK(cudaHostUnregister(memory)); }
 
 std::string gpu_problem(int device) {
   int num = 0, major = 0, minor = 0;

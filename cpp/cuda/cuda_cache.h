@@ -52,8 +52,8 @@ class CudaRowCache {
   // Reads the clocks of keys (n) in the shards of their owners, addresses by rank.
   void read_clocks(const Partition& partition, const int32_t* const* shards, const int64_t* keys, int64_t n,
                    int32_t* clocks, Stream stream) const;
-  // Adds late sums to the owners' clocks. Counts the lags of lines that are not stale if `counts_lags`. num_stale: in
-  // pinned memory.
+  // Adds the iterations of late sums to the owners' clocks. Counts the lags of lines that are not stale if
+  // `counts_lags`. num_stale: in pinned memory.
   void validate(const int64_t* slots, int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
                 int64_t* num_stale, bool counts_lags, Stream stream);
   void refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
@@ -72,19 +72,19 @@ class CudaRowCache {
   // num: of the n keys without a slot.
   void push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                      int64_t num, CacheStreams& streams);
-  // Releases the pending sums that must be pushed. Until late ones are taken, validate() adds their iterations to the
-  // owners' clocks. REQUIRES: those of an earlier call are taken.
+  // Releases the pending sums that must be pushed. Until late ones are taken, validate() takes the owners'
+  // clocks for what they will be then. REQUIRES: those of an earlier call are taken.
   void due(const int64_t* slots, int64_t n, int64_t staleness, bool is_late, CacheStreams& streams);
   // Synchronous.
   void due_all(CacheStreams& streams);
-  // Waits for the decisions. Begins to move the sums that leave to the host; the next update() would do so too.
+  // Waits for the decisions. Begins to move the sums that leave to the host; to be called before update(), too.
   void move_out(CacheStreams& streams);
 
   // The released sums since the last call, or the late ones, in host memory. Waits until they are there.
   ReleasedSums take(bool late, CacheStreams& streams);
   // Waits for the decisions.
   int64_t num_released(bool late, CacheStreams& streams);
-  // Since creation, as of the last of these calls that waited.
+  // Since creation, as of the last move_out() or num_released().
   int64_t num_evicted() const;
   // In host memory; synchronous.
   Counts counts(Stream stream) const;
@@ -94,6 +94,10 @@ class CudaRowCache {
   struct Memory;
   std::unique_ptr<Memory> memory_;
 };
+
+// Lets kernels of a GPU use memory of the host in place, until unpin().
+void pin(void* memory, int64_t num_bytes, int device);
+void unpin(void* memory);
 
 // Reason why this process cannot use a GPU; empty if it can.
 std::string gpu_problem(int device = 0);

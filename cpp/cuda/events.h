@@ -51,8 +51,6 @@ class StreamEvents {
     while (num_past_ < number) let_go();
   }
 
-  bool is_empty() const { return recorded_.empty(); }
-
   // Lets go of what kernels that have run used.
   void collect() {
     while (!recorded_.empty()) {

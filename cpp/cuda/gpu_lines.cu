@@ -127,7 +127,7 @@ ModelRows GpuLines::rows(const Buffer<int64_t>& slots, const Buffer<float>& weig
     const OnDevice here(cache_.device());
     const int64_t* at = slots.data();
     if (weights.size() > 0) {  // insert() may change the slots before the rows are moved
-      auto* const now = streams_->between<int64_t>(n);
+      auto* const now = streams_->snapshot<int64_t>(n);
       HETMPI_CHECK(cudaMemcpyAsync(now, at, n * sizeof(int64_t), cudaMemcpyHostToDevice, streams_->deciding()));
       at = now;
     }
@@ -162,10 +162,12 @@ void GpuLines::await_slots() { cache_.move_out(*streams_); }
 void GpuLines::update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots, const Buffer<int32_t>& clocks,
                       const ModelRows& grads, int64_t num_without, float anticipate) {
   streams_->moved.collect();
+  cache_.move_out(*streams_);
   take_from_model();
   keep_for_decisions(slots);
-  keep_for_moves(keys, slots, clocks);
+  keep_for_moves(slots);
   cache_.update(slots.data(), grads.at, slots.size(), anticipate, *streams_);
+  keep_for_moves(keys, slots, clocks);  // update() has ended what is kept for it
   try {
     cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), num_without, *streams_);
   } catch (...) {

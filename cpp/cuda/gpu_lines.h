@@ -1,6 +1,7 @@
 // GpuLines: lines in a GPU's memory (CudaRowCache), in two CUDA streams beside the model's.
 //
-// The host makes all decisions about a batch: its buffers are in pinned memory, which kernels read and write in place.
+// The host asks for all that is decided about a batch, and knows it: its buffers are in pinned memory, which kernels
+// read and write in place.
 // Rows, and their gradients, are in GPU memory: the model's stream waits for rows, that of moves for gradients. Fetched
 // rows are in pinned memory; the GPU reads the new ones, once. Sums are copied to the host when they are to be sent.
 //

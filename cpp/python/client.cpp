@@ -399,6 +399,7 @@ void bind_bounded(py::module_& m) {
           [](const BoundedClient& of) {
             const Batch* last = of.last();
             if (last == nullptr) throw std::runtime_error("nothing was read yet");
+            of.table().lines->await_slots();
             return py::make_tuple(array_of(last->slots), array_of(last->clocks));
           },
           "Slots and clocks (n,) of the keys of the last read.");

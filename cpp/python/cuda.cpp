@@ -101,6 +101,10 @@ void look_up(PyGpuLines& lines, const Array<int64_t>& keys, Array<int64_t> slots
 
 void bind_cuda(py::module_& m) {
   m.def("gpu_problem", &gpu_problem, "device"_a = 0, "Why this GPU cannot be used; empty if it can.");
+  m.def(
+      "pin", [](Address memory, int64_t num_bytes, int device) { pin(at<void>(memory), num_bytes, device); },
+      "memory"_a, "num_bytes"_a, "device"_a, "Lets kernels of a GPU use memory of the host in place, until unpin().");
+  m.def("unpin", [](Address memory) { unpin(at<void>(memory)); }, "memory"_a);
   py::class_<CudaUnique>(m, "CudaUnique", "Unique keys of a batch on a GPU (cpp/cuda/cuda_unique.h).")
       .def(py::init<int>(), "device"_a = 0)
       .def(

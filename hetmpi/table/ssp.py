@@ -39,7 +39,8 @@ class SspClient(_C.BoundedClient):
             context.staleness.factor(world.size),
         )  # fmt: skip
         self._unpin = nothing
-        if context.cache.computes_beside and world.is_one_node and not context.memory.is_sparse:
+        compares = context.cache.capacity_rows > 0 and context.bound != _C.UNBOUNDED
+        if compares and context.cache.computes_beside and world.is_one_node and not context.memory.is_sparse:
             clocks = [context.memory.on_node[rank].clock for rank in range(world.size)]
             self._unpin = at_exit(world, nothing, SharedClocks(context.cache, context.partition, clocks).close)
         origins = context.memory.layouts[world.rank].origins

@@ -98,7 +98,7 @@ def test_without_a_bound_the_host_looks_at_no_key_of_a_step_whose_rows_are_all_c
     assert least[60_000] < 2 * least[500], least
 
 
-@pytest.mark.parametrize("file", ["batches_on_gpu.py", "rows_on_gpu.py"])
+@pytest.mark.parametrize("file", ["batches_on_gpu.py", "rows_on_gpu.py", "gpu_late.py"])
 def test_batches_and_tables_are_on_the_gpu(package, file):
     outcome = run(package, 1, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(SUPPORT / file))
     assert outcome.code == 0 and "passed" in outcome.text, outcome.text

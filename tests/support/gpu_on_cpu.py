@@ -230,14 +230,6 @@ class GpuOnCpu(Gpu):
         CUDA.cuda_on_cpu_run(TORCH)
 
     @staticmethod
-    def pin(array):
-        CUDA.cudaHostRegister(array.ctypes.data, array.nbytes, 0)
-
-    @staticmethod
-    def unpin(array):
-        CUDA.cudaHostUnregister(array.ctypes.data)
-
-    @staticmethod
     def name(device):
         return "emulated"
 
