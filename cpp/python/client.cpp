@@ -181,7 +181,7 @@ void bind_lines(py::module_& m) {
       .def("update", &PyHostLines::update, as_is("slots"), as_is("grads"), "anticipate"_a)
       .def("take_due", &PyHostLines::take_due, as_is("slots"), "staleness"_a)
       .def("take_all", &PyHostLines::due_all)
-      .def("take", &PyHostLines::take)
+      .def("take", [](PyHostLines& of) { return of.take(false); })
       .def("clocks_within", &PyHostLines::clocks_within, as_is("slots"), "will_write"_a, "staleness"_a)
       .def("forget", &PyHostLines::forget, as_is("keys"))
       .def("clocks", &PyHostLines::clocks, as_is("slots"), "c_c of each line, -1 where there is none.");
