@@ -2,6 +2,7 @@
 
 LATE_READ = "memory was written before a stream that reads it had read it"
 OTHER_ROWS = r"case \d+: \w+ of t\d.* differ"
+NOT_THERE = r"keys must lie in \[0, \d+\), got"  # of sums that the host reads before they have come
 CRASH = "Segmentation fault"  # in a kernel that reads a place before it is written
 REUSED = "pinned memory was written by the host before an operation that uses it had run|has changed between the launch"
 
@@ -10,6 +11,6 @@ FAULTS = {
     "hand_over": f"{LATE_READ}|{OTHER_ROWS}|{CRASH}",  # no stream waits for another one
     "give": f"{LATE_READ}|{OTHER_ROWS}",  # torch does not wait for rows, nor for what has read its gradients
     "take": f"{OTHER_ROWS}|{CRASH}",  # the lines do not wait for gradients, nor moves for decisions
-    "late": REUSED,  # buffers are used again before the kernels that read them have run
+    "late": f"{REUSED}|{NOT_THERE}",  # buffers are used before kernels that use them have run
     "record": LATE_READ,  # memory of rows and batches is used again by the stream that it came from
 }
