@@ -89,7 +89,7 @@ main() {  # [VERSION...]
   done
   ((${#missing[@]})) || return 0
   say "no Python ${missing[*]} with headers and venv here: apt-get install, pyenv and uv provide them"
-  ((num_asked == 0))
+  ((num_asked == 0))  # a failure if they were asked for
 }
 
 VERSION=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' hetmpi/__init__.py)

@@ -627,7 +627,7 @@ class BoundedClient {
   }
 
   // Whether what a write releases leaves later, so that the host need not wait until a GPU has computed its gradients:
-  // sums of evicted lines at the next read, which may fetch their rows; sums that fell due, is_late, at the next write,
+  // sums of evicted lines at the next read, which may fetch their rows; sums that fell due (is_late) at the next write,
   // or as soon as owners' rows of such lines are fetched. Until then the lines have them, and judge() knows it.
   bool may_be_late() const {
     return form().computes_beside && table_.channel->is_one_node() && settings_.batches_per_pull == 1;

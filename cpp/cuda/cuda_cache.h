@@ -52,7 +52,7 @@ class CudaRowCache {
   // Reads the clocks of keys (n) in the shards of their owners, addresses by rank.
   void read_clocks(const Partition& partition, const int32_t* const* shards, const int64_t* keys, int64_t n,
                    int32_t* clocks, Stream stream) const;
-  // Adds the iterations of late sums to the owners' clocks. Counts the lags of lines that are not stale if
+  // Raises the owners' clocks to what late sums will make them. Counts the lags of lines that are not stale if
   // `counts_lags`. num_stale: in pinned memory.
   void validate(const int64_t* slots, int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
                 int64_t* num_stale, bool counts_lags, Stream stream);

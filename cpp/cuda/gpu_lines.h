@@ -1,13 +1,13 @@
 // GpuLines: lines in a GPU's memory (CudaRowCache), in two CUDA streams beside the model's.
 //
-// The host asks for all that is decided about a batch, and knows it: its buffers are in pinned memory, which kernels
-// read and write in place.
+// The host asks for each decision about a batch, and reads the answer: buffers are in pinned memory, which kernels read
+// and write in place.
 // Rows, and their gradients, are in GPU memory: the model's stream waits for rows, that of moves for gradients. Fetched
 // rows are in pinned memory; the GPU reads the new ones, once. Sums are copied to the host when they are to be sent.
 //
-// Which keys have a line, and their clocks, are decided in a stream of their own, which waits for no gradient: the host
-// learns them while the model computes (cache_streams.h). The GPU counts the lines: if each key has one, the host looks
-// at none.
+// Which keys have a line, and their clocks, are decided in a stream of their own, which without drift waits for no
+// gradient: the host learns them while the model computes (cache_streams.h). The GPU counts the lines: if each key has
+// one, the host looks at none.
 #pragma once
 
 #include <cstdint>

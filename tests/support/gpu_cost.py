@@ -1,5 +1,5 @@
 """What a step of a table on the emulated GPU costs the host: microseconds of the main thread outside CUDA's calls, and
-these calls by kind. All rows are cached, on one rank; with lines=0 none, with fresh most.
+these calls by kind. All rows are cached, on one rank; none with lines=0, most with fresh.
 
     python gpu_cost.py [keys=29359] [staleness=null] [dim=128] [steps=12] [lines=1] [store=memory] [fresh=0]
 

@@ -11,6 +11,6 @@ FAULTS = {
     "hand_over": f"{LATE_READ}|{OTHER_ROWS}|{CRASH}",  # no stream waits for another one
     "give": f"{LATE_READ}|{OTHER_ROWS}",  # torch does not wait for rows, nor for what has read its gradients
     "take": f"{OTHER_ROWS}|{CRASH}",  # the lines do not wait for gradients, nor moves for decisions
-    "late": f"{REUSED}|{NOT_THERE}",  # buffers are used before kernels that use them have run
+    "late": f"{REUSED}|{NOT_THERE}",  # events are said to have happened before they have
     "record": LATE_READ,  # memory of rows and batches is used again by the stream that it came from
 }
