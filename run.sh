@@ -5,13 +5,21 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 VENV=${HETMPI_VENV:-.venv}
 [[ $VENV == /* ]] || VENV=$ROOT/$VENV
-CORES=$("${HETMPI_PYTHON:-python3}" "$ROOT/hetmpi/world/cores.py" 2>/dev/null) ||
+PYTHON=${HETMPI_PYTHON:-python3}  # runs the set-up, which knows which one the venv is made with
+command -v "$PYTHON" >/dev/null || PYTHON=$VENV/bin/python
+CORES=$("$PYTHON" "$ROOT/hetmpi/world/cores.py" 2>/dev/null) ||
   CORES=$(env -u OMP_NUM_THREADS nproc)  # which knows of no quota, and obeys the variable
+export CORES
 NP=${NP:-$((CORES < 2 ? CORES : 2))}
 [[ $NP =~ ^[1-9][0-9]*$ ]] || { echo "run.sh: NP must be a number of ranks, got $NP" >&2; exit 2; }
 
-# shellcheck source=tools/setup.sh
-source "$ROOT/tools/setup.sh"
+# Leaves PATH with the venv's programs first, and MPI_NAME for people to read.
+set_up() {  # GROUPS of packages in requirements.txt
+  local settings
+  command -v "$PYTHON" >/dev/null || { echo "run.sh: no python3 on PATH: install it, or set HETMPI_PYTHON" >&2; exit 1; }
+  settings=$("$PYTHON" "$ROOT/tools/set_up.py" "$VENV" "$COMMAND" "$@") || exit
+  eval "$settings"
+}
 
 help() {
   cat <<'END'
@@ -259,9 +267,9 @@ sum_tests() {
 }
 
 main() {
-  local command=${1:-help}
+  COMMAND=${1:-help}
   shift || true
-  case $command in
+  case $COMMAND in
     setup | train | demo | report | inspect | predict | export | doctor | simulate | slurm-trial) set_up ;;
     bench) set_up bench ;;
     docs) set_up docs ;;
@@ -269,16 +277,16 @@ main() {
     test) set_up docs test ;;
     gpu-check) exec "$ROOT/tools/gpu_check.sh" "$@" ;;
     help | -h | --help) help; return ;;
-    *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;
+    *) echo "run.sh: no command $COMMAND" >&2; help >&2; exit 2 ;;
   esac
-  case $command in
+  case $COMMAND in
     setup) echo "hetmpi is set up in $VENV with $MPI_NAME" ;;
     train) launch "$NP" python -m hetmpi.train "$@" ;;
     test) run_tests "$@" ;;
     lint) run_lint ;;
     demo) run_demo "$@" ;;
     predict) launch "$NP" python -m hetmpi.predict "$@" ;;
-    report | inspect | export) exec python -m "hetmpi.$command" "$@" ;;
+    report | inspect | export) exec python -m "hetmpi.$COMMAND" "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
     simulate) run_simulate "$@" ;;

@@ -11,7 +11,8 @@ Hashing of tabular data needs the header of xxhash that pyarrow ships. It is lef
 the rest can be compiled and checked there.
 
 Objects are kept in build/: another venv of this checkout, or a wheel, only links them where sources, flags and
-compilers are the same.
+compilers are the same. With HETMPI_WHEEL=PATH nothing is compiled: the libraries are those of that wheel, which must be
+of the same sources (cpp/sources.py).
 """
 
 import fcntl
@@ -32,7 +33,7 @@ from setuptools import Extension, setup
 
 # No contraction: a * b + c rounds twice on every processor, so that results do not depend on HETMPI_MARCH, nor on the
 # GPU. No errno: else a square root of what may be negative is a branch, and loops with one are not vectorised.
-flags = ["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
+flags = ["-O3", "-g0", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
 if os.environ.get("HETMPI_MARCH"):
     flags.append(f"-march={os.environ['HETMPI_MARCH']}")
 SETUP, CORE = Path(__file__), Path("cpp")  # where includes are written from
@@ -109,14 +110,20 @@ def digest() -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()[:12]
 
 
-def sources() -> str:
-    """Identifies the sources of the core: ranks whose cores differ must not exchange messages."""
-    files = sorted(file for file in CORE.rglob("*") if file.is_file())
-    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()[:12]
-
-
 def run_for_text(*command: str) -> str:
     return subprocess.run(command, text=True, capture_output=True).stdout
+
+
+def units(sources: list[str], folder: Path) -> list[str]:
+    """Two files that include all of these: the headers of pybind11 are half of what the compiler reads, and what it
+    makes of them is the same each time."""
+    parts: list[list[str]] = [[], []]
+    for source in sorted(sources, key=os.path.getsize, reverse=True):
+        min(parts, key=lambda part: sum(map(os.path.getsize, part))).append(source)
+    made = [folder / f"bindings{number}.cpp" for number in range(len(parts))]
+    for path, part in zip(made, parts):
+        path.write_text("".join(f'#include "{os.path.relpath(source, CORE)}"\n' for source in part))
+    return list(map(str, made))
 
 
 class BuildExtensions(build_ext):
@@ -124,19 +131,25 @@ class BuildExtensions(build_ext):
 
     def finalize_options(self):
         super().finalize_options()
+        if wheel:
+            return
         self.force = True  # links anew: a library in build/ may be of other objects
         self.build_temp = f"build/objects-{digest()}"
 
     def run(self):
+        if wheel:
+            super().run()
+            return
         folder = Path(self.build_temp)
         folder.mkdir(parents=True, exist_ok=True)
         with open("build/lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another venv's build
             complete = folder / "complete"
             self.has_objects = complete.exists()
+            core.sources = [*units(bindings, folder), *of_cuda]
             if not self.has_objects:
                 sources = sum((extension.sources for extension in self.extensions), KERNELS if nvcc else [])
-                print(len(sources), "files to compile")  # tools/progress.sh counts them
+                print(len(sources), "files to compile")  # tools/set_up_progress.py counts them
             cores = runpy.run_path("hetmpi/world/cores.py")["usable_cores"]()  # a login node has more than those
             with ParallelCompile(default=cores, needs_recompile=lambda made, source: not self.has_objects):
                 super().run()
@@ -146,6 +159,11 @@ class BuildExtensions(build_ext):
                     shutil.rmtree(other)
 
     def build_extension(self, ext):
+        if wheel:
+            library = Path(self.get_ext_fullpath(ext.name))
+            library.parent.mkdir(parents=True, exist_ok=True)
+            library.write_bytes(of_core["libraries_of"](wheel)[self.get_ext_filename(ext.name)])
+            return
         if ext.name == "hetmpi._C" and nvcc:
             ext.extra_objects = [self.compiled(source) for source in KERNELS]
         super().build_extension(ext)
@@ -161,19 +179,21 @@ class BuildExtensions(build_ext):
         return str(made)
 
 
-nvcc, arrow = find_nvcc(), arrow_headers()
-left_out = ([] if nvcc else ["python/cuda.cpp"]) + ([] if arrow else ["hashing.cpp"])
+of_core, wheel = runpy.run_path("cpp/sources.py"), os.environ.get("HETMPI_WHEEL")
+nvcc, arrow = None if wheel else find_nvcc(), arrow_headers()
+left_out = ["python/cuda.cpp"] + ([] if arrow else ["hashing.cpp"])
+of_cuda = ["cpp/python/cuda.cpp"] if nvcc else []
+bindings = sorted(str(file) for file in CORE.rglob("*.cpp") if not any(map(file.match, left_out)))
 core = Pybind11Extension(
     "hetmpi._C",
-    sorted(str(file) for file in CORE.rglob("*.cpp") if not any(map(file.match, left_out))),
+    [*bindings, *of_cuda],
     depends=[*HEADERS, *KERNELS],
     include_dirs=[str(CORE)],
     cxx_std=17,
     extra_compile_args=flags,
-    define_macros=[("HETMPI_SOURCES", f'"{sources()}"')],
+    define_macros=[("HETMPI_SOURCES", f'"{of_core["digest"]()}"')],
 )
 if nvcc:
-    core.define_macros.append(("HETMPI_CUDA", "1"))
     core.libraries += ["cudart_static", "dl", "rt", "pthread"]
     core.library_dirs += runtime_folders(nvcc)
 

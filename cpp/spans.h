@@ -41,7 +41,7 @@ class Spans {
   explicit Spans(bool keeps_trace) : keeps_trace_(keeps_trace), epoch_(wall_s() - now_s()) {}
 
   void enter(Part part) {
-    pause(kPartNames[part]);
+    may_interleave(kPartNames[part]);
     doing_ = part;
     ++ticks_;
     began_[part] = now_s();
@@ -49,7 +49,7 @@ class Spans {
 
   // Called where stores of other ranks could matter: a simulation lets them go on. next: the part that begins, ""
   // within one.
-  void pause(const char* next = "") const {
+  void may_interleave(const char* next = "") const {
     if (on_pause) on_pause(next);
   }
 
@@ -78,7 +78,7 @@ class Spans {
   const std::array<double, kNumParts>& seconds() const { return seconds_; }
   const std::deque<Traced>& trace() const { return trace_; }
 
-  // Called by pause(next), if set.
+  // Called by may_interleave(next), if set.
   std::function<void(const char* next)> on_pause;
   int64_t step = 0;  // current one, from 0
 

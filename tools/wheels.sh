@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Builds wheels into dist/ that run with every MPI on every Linux with glibc 2.28 or later, where torch's own run: one
-# for each Python, without the GPU's half. The compiler is clang, of PyPI's ziglang: neither g++ nor a container.
+# for each Python. The compiler is clang, of PyPI's ziglang: neither g++ nor a container.
 #
 #   tools/wheels.sh [3.N ...]       default: those of 3.10 to 3.14 that are here, on PATH, in ~/.pyenv or known to uv
 #
+# HETMPI_CUDA=1 adds the GPU's half, by nvcc (setup.py); such a wheel has a version of its own, as in 0.1.0+cuda13.
 # auditwheel refuses one that needs a newer glibc or other libraries. A wheel in dist/ that is newer than all sources is
 # kept. Work and logs are in build/wheels.
 set -euo pipefail
@@ -58,8 +59,11 @@ build() {  # TAG PYTHON
   touch "$work/began"
   cp -a "${SOURCES[@]}" "$work/sources"
   find "$work/sources" -name '*.so' -delete
+  sed -i "s/^__version__ = .*/__version__ = \"$VERSION\"/" "$work/sources/hetmpi/__init__.py"
   logged "$log" "$2" -m venv "$work/venv"
-  HETMPI_CUDA=0 HETMPI_MARCH='' CFLAGS=-g0 CXXFLAGS=-g0 CC="$zig cc $target" CXX="$zig c++ $target" \
+  printf '#!/bin/sh\nexec %s c++ %s -Wno-unused-command-line-argument "$@"\n' "$zig" "$target" >"$work/host"
+  chmod +x "$work/host"
+  NVCC_PREPEND_FLAGS="-ccbin $work/host -allow-unsupported-compiler" HETMPI_CUDA=$CUDA HETMPI_MARCH='' CFLAGS=-g0 CXXFLAGS=-g0 CC="$zig cc $target" CXX="$zig c++ $target" \
     LDSHARED="$zig cc $target $link" LDCXXSHARED="$zig c++ $target $link" \
     logged "$log" "$python" -m pip wheel -v --no-deps -w "$work/wheel" "$work/sources"
   logged "$log" "$python" -m zipfile -e "$work"/wheel/*.whl "$work/unpacked"
@@ -92,6 +96,12 @@ main() {  # [VERSION...]
   ((num_asked == 0))  # a failure if they were asked for
 }
 
-VERSION=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' hetmpi/__init__.py)
+VERSION=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' hetmpi/__init__.py) CUDA=${HETMPI_CUDA:-0}
+if ((CUDA)); then
+  NVCC=${NVCC:-$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")}
+  export NVCC
+  major=$("$NVCC" --version | sed -n 's/.*release \([0-9]*\).*/\1/p') || die "HETMPI_CUDA=1, but $NVCC does not run: set NVCC"
+  VERSION+=+cuda$major
+fi
 export ZIG_GLOBAL_CACHE_DIR=$WORK/zig ZIG_LOCAL_CACHE_DIR=$WORK/zig PIP_DISABLE_PIP_VERSION_CHECK=1
 main "$@"; exit  # on one line: bash reads on in the file only now, which may have changed by then

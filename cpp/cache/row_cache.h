@@ -14,22 +14,22 @@
 //   gather            copies rows by slot
 //   update            adds one iteration's gradients by slot to the pending sums, and applies them to the rows as a
 //                     preview of the owner's update, scaled by `anticipate`
-//   push_directly     adds the gradients of keys without a line to the released sums
+//   release_directly  adds the gradients of keys without a line to the released sums
 //   clocks_within     clocks of usable lines, from which an owner determines the lines that are too old
-//   take_pending      moves pending sums to the released sums: those by slot that are due at a staleness, or all
+//   release_due, release_all   move pending sums to the released sums: those by slot that are due at a staleness; all
 //
 // REQUIRES of all calls: slots are -1 (skipped) or were returned for a key that has not been evicted since; no slot
 // occurs twice in a batch. insert_and_evict: keys without a slot are not in the cache.
 //
 // Terms, per line (c_s and c_c as in HET, section 3.2):
-//   clock  c_c: the owner's clock when the row was fetched, plus own updates since (plus those pending then)
-//   age    c_c - c_s: own updates since the row was fetched
+//   clock  c_c: the owner's clock when the row was fetched, plus own updates since (plus those pending or held then)
+//   age    c_c - c_s: own updates since the row was fetched; kDrifted for a line that drifted
 //   count  u: own updates since the last push; iterations in the pending sum
 //
 // Invariants:
 //   tag[slot] == 0 if and only if the line is empty; a key is in at most one line, of the set of its hash;
 //   count > 0 if and only if pending >= 0; a pending line belongs to one slot or is free;
-//   every gradient passed to update is returned exactly once, by take_pending or insert_and_evict;
+//   every gradient passed to update is returned exactly once, by release_due, release_all or insert_and_evict;
 //   weight[slot] is the fetched row with all own updates since, and all pending then, applied to it, in 16 bits up to
 //   rounding; capacity 0 is legal: no key is found and no key gets a line.
 #pragma once
@@ -316,8 +316,8 @@ class RowCache {
 
   // For entries without a line: appends their gradients to the released sums. clocks (n): of the owners when the rows
   // were read, or kUnknownClock.
-  void push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
-                     ReleasedSums* out) const {
+  void release_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
+                        ReleasedSums* out) const {
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] < 0)
         optimizer_.add(out->append(keys[i], next_clock(clocks[i]), {1, {step_, step_}}, sum_dim_), 0, grads + i * dim_,
@@ -325,14 +325,14 @@ class RowCache {
   }
 
   // Takes the pending sums of `slots` that are due at `staleness`.
-  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, ReleasedSums* out) {
+  void release_due(const int64_t* slots, int64_t n, int64_t staleness, ReleasedSums* out) {
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] >= 0 && is_due(line_[slots[i]].count, line_[slots[i]].age, staleness))
         release_pending(slots[i], out);
   }
 
   // Takes all pending sums, in the order of their slots.
-  void take_pending(ReleasedSums* out) {
+  void release_all(ReleasedSums* out) {
     for (int64_t slot = 0; slot < num_slots(); ++slot) release_pending(slot, out);
   }
 

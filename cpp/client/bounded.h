@@ -5,8 +5,8 @@
 //             ahead of the read if announced; new lines evict old ones
 //   announce  requests clocks and rows from other nodes while the batch before is computed
 //   write     Update: each line accumulates the gradient and applies it to its copy, a preview of the owner's update.
-//             Sent are gradients summed over more than b iterations (the bound), those of evicted lines, and those of
-//             keys without a line (sums.h)
+//             Sent are gradients summed over more than b iterations (the bound), those of drifted and of evicted
+//             lines, and those of keys without a line (sums.h)
 //
 // A batch's rows come by a pull, which may serve several announced batches: one message to each server then asks for
 // the clocks and rows of all their keys, and carries the gradients of as many writes.
@@ -36,7 +36,7 @@
 namespace hetmpi {
 
 // Progress of a pull or, from kRead on, of a batch.
-enum class Phase { kNew, kRequested, kServed, kRead, kWritten };
+enum class Phase { kNew, kRequested, kAnswered, kRead, kWritten };
 constexpr const char* kPhaseTexts[] = {"not requested", "requested",
                                        "requested, and other ranks' requests of the same round are answered", "read",
                                        "written"};
@@ -70,7 +70,7 @@ struct Pull : KeyLines {
   std::shared_ptr<const Route> near;  // the keys that are read on this node when the replies are: of a single batch
                                       // all, of several those that may be cached; the others are read with their batch
   Found found;                        // keys with a line when they were looked up
-  std::shared_ptr<Request> request;   // to other nodes, in phases kRequested and kServed
+  std::shared_ptr<Request> request;   // to other nodes, in phases kRequested and kAnswered
   Buffer<float> rows, states;         // in phase kRead: (n, dim), (n, preview_dim), those of keys without a line
   std::vector<uint8_t> is_uncached;   // of several batches, once their lines are there: (n) keys of other nodes without
   size_t num_previewed = 0;           // held sums that are previewed on these rows
@@ -102,7 +102,7 @@ struct Batch : KeyLines {
   std::shared_ptr<Pull> pull;   // brings its rows; null until they are requested, and in a write without a read
   std::vector<int64_t> places;  // of its keys in a joint pull
   int64_t first_new = 0;        // keys of a joint pull from this place on are in none of the batches read before
-  int64_t num_pushed = 0;       // keys whose gradients are released by its write, as they have no line
+  int64_t num_released = 0;     // keys whose gradients are released by its write, as they have no line
 
   int64_t num_without() const {
     return pull && !pull->is_joint && pull->has_all_lines() ? 0 : num() - num_lines(slots);
@@ -162,7 +162,7 @@ class BoundedClient {
     }
     {
       const InPart drain(spans, kDrain);
-      for (BoundedClient* client : clients) client->progress();
+      for (BoundedClient* client : clients) client->send_and_drain();
     }
     {
       const InPart find(spans, kFind);
@@ -173,7 +173,7 @@ class BoundedClient {
     std::vector<std::optional<Judged>> judged;
     {
       const InPart validate(spans, kValidate);
-      for (size_t i = 0; i < n; ++i) clients[i]->serve(*batches[i]->pull);
+      for (size_t i = 0; i < n; ++i) clients[i]->answer_round(*batches[i]->pull);
       for (size_t i = 0; i < n; ++i) judged.push_back(clients[i]->check_valid(*batches[i]->pull));
     }
     std::vector<ModelRows> delivered;
@@ -220,14 +220,14 @@ class BoundedClient {
     drop_all();
     send_last();
     table_.lines->due_all();
-    deliver_sums();
+    push_all();
   }
 
   // The same for the gradients that the lines have released, and applies received ones.
   void await_owners() {
     drop_all();
-    progress();
-    deliver_sums();
+    send_and_drain();
+    push_all();
   }
 
   // Tells the owner's side this rank's step. Returns its learning rate.
@@ -292,7 +292,7 @@ class BoundedClient {
   // new one: a GPU may still read the slots of a batch that is written.
   std::shared_ptr<Batch> of_write(const KeysOfCall& keys) {
     const bool is_second = last_ && last_->phase == Phase::kWritten;  // without a read in between
-    if (is_next(Phase::kServed) || (is_second && is_next(Phase::kRead)))
+    if (is_next(Phase::kAnswered) || (is_second && is_next(Phase::kRead)))
       drop(*ahead_.front());  // this write was not foreseen when lines were judged
     const bool is_last = last_ && last_->phase == Phase::kRead && last_->keys->are_those_of(*keys);
     return is_last ? last_ : batch_of(keys);
@@ -381,7 +381,7 @@ class BoundedClient {
     std::shared_ptr<const Route> route = keys.remote_route;
     if (knows) pull.found.num();                               // the clocks are there then
     if (settings_.bound == kUnbounded && route->size() > 0) {  // no line is too old: those without one are asked for
-      if (has_all_rows(pull)) {
+      if (gpu_has_all_rows(pull)) {
         route = std::make_shared<const Route>(table_.space->partition.size());
       } else {
         route = std::make_shared<const Route>(route->where(without_line(pull).data()));
@@ -407,17 +407,17 @@ class BoundedClient {
   // that fall due in this write leave after that request: previews of them are added to its rows.
   void serve_next() {
     if (is_next(Phase::kRequested)) {
-      serve(*ahead_.front()->pull);
+      answer_round(*ahead_.front()->pull);
     } else if (sums_.count_idle()) {
       drop_all();  // the rows of a pull would lack the gradients that leave now
-      sums_.flush(settings_.bound);
+      sums_.send_held(settings_.bound);
     }
   }
 
   // Answers other ranks' requests in the round of this one, if it is requested and they are not answered.
-  void serve(Pull& pull) {
+  void answer_round(Pull& pull) {
     if (pull.phase != Phase::kRequested) return;
-    pull.enter(Phase::kServed, Phase::kRequested);
+    pull.enter(Phase::kAnswered, Phase::kRequested);
     exchange().serve(pull.request->round());
   }
 
@@ -443,7 +443,7 @@ class BoundedClient {
 
   // Sends released gradients, of the last write and of lines evicted in a read that no write followed, and applies
   // received ones. Late ones too, if a read has followed their write: their lines may have been evicted.
-  void progress() {
+  void send_and_drain() {
     if (!is_behind_) send_last();
     sums_.send(step_);
     is_behind_ = false;
@@ -452,14 +452,14 @@ class BoundedClient {
 
   // Receives the replies, reads the clocks of this node and judges the lines. Null if an earlier batch of the pull has.
   std::optional<Judged> check_valid(Pull& pull) {
-    if (pull.phase != Phase::kServed) return std::nullopt;
+    if (pull.phase != Phase::kAnswered) return std::nullopt;
     Counters& counters = *table_.counters;
     exchange().receive(pull.request->round());
     counters.row_bytes += pull.request->num_bytes();
     sums_.await_all(step_);  // rows of this node must have this rank's gradients
     pull.found.num();        // the lines are known
     const bool is_bounded = settings_.bound != kUnbounded;
-    if (!is_bounded && has_all_rows(pull)) {
+    if (!is_bounded && gpu_has_all_rows(pull)) {
       table_.lines->judge(pull.keys->array, pull.slots, nullptr, {}, pull.keys->num_admitted, kUnbounded, {});
       counters.hits += pull.num();
       return Judged{{}, {}, {pull.num(), 0, 0}};
@@ -482,7 +482,7 @@ class BoundedClient {
                               pull.clocks, pull.keys->num_admitted, settings_.bound, judged.is_stale);
     else
       std::fill(judged.is_stale.begin(), judged.is_stale.end(), 0);
-    if (num_stale == 0 && !has_remote && has_all_rows(pull)) {
+    if (num_stale == 0 && !has_remote && gpu_has_all_rows(pull)) {
       judged.counts = {pull.num(), 0, 0};
     } else {
       judged.is_missing.resize(pull.num());
@@ -497,7 +497,7 @@ class BoundedClient {
 
   // Whether all rows of one batch lie in lines of the processor that computes the model: if no line is stale, the host
   // need not touch a row.
-  bool has_all_rows(Pull& pull) const { return form().computes_beside && !pull.is_joint && pull.has_all_lines(); }
+  bool gpu_has_all_rows(Pull& pull) const { return form().computes_beside && !pull.is_joint && pull.has_all_lines(); }
 
   // Sets the rows and states of a pull, and refreshes the lines.
   void fetch(Pull& pull, const Judged& judged) {
@@ -505,8 +505,8 @@ class BoundedClient {
       send_last();
       sums_.await_all(step_);
     }
-    if (!has_all_rows(pull) || judged.counts.num_stale > 0) fetch_rows(pull, judged);
-    pull.enter(Phase::kRead, Phase::kServed);
+    if (!gpu_has_all_rows(pull) || judged.counts.num_stale > 0) fetch_rows(pull, judged);
+    pull.enter(Phase::kRead, Phase::kAnswered);
     pull.request = nullptr;  // its memory is not needed any more
   }
 
@@ -610,13 +610,13 @@ class BoundedClient {
       std::fill(batch->clocks.begin(), batch->clocks.end(), kUnknownClock);
       table_.read_clocks(*keys->local_route, batch->clocks.data());
     }
-    batch->num_pushed = batch->num_without();
-    table_.lines->update(keys->array, batch->slots, batch->clocks, grads, batch->num_pushed, settings_.anticipate);
+    batch->num_released = batch->num_without();
+    table_.lines->update(keys->array, batch->slots, batch->clocks, grads, batch->num_released, settings_.anticipate);
     return batch;
   }
 
   void end_step(Batch& batch) {
-    are_late_ = may_be_late() && batch.num_pushed == 0;
+    are_late_ = may_be_late() && batch.num_released == 0;
     table_.lines->due(batch.slots, bound_of_due(), are_late_);
     is_behind_ = may_be_late();
     if (!is_behind_) sums_.send(step_);
@@ -627,8 +627,9 @@ class BoundedClient {
   }
 
   // Whether what a write releases leaves later, so that the host need not wait until a GPU has computed its gradients:
-  // sums of evicted lines at the next read, which may fetch their rows; sums that fell due (is_late) at the next write,
-  // or as soon as owners' rows of such lines are fetched. Until then the lines have them, and judge() knows it.
+  // sums of evicted lines at the next read, which may fetch their rows; sums that fell due (is_late), if all keys of
+  // the batch have lines, at the next write, or as soon as owners' rows of such lines are fetched. Until then the Lines
+  // keep them, and judge() knows it.
   bool may_be_late() const {
     return form().computes_beside && table_.channel->is_one_node() && settings_.batches_per_pull == 1;
   }
@@ -646,11 +647,11 @@ class BoundedClient {
     is_behind_ = are_late_ = false;
   }
 
-  void deliver_sums() {
+  void push_all() {
     send_last();
     sums_.send(step_);
     await_slots();  // counts
-    sums_.flush(settings_.bound);
+    sums_.send_held(settings_.bound);
     sums_.await_all(step_);
   }
 

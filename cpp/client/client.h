@@ -35,16 +35,16 @@ struct Table {
   int64_t rank() const { return space->rank; }
   Waits& waits() const { return channel->exchange->waits(); }
 
-  // As of NodeRows, with the bytes counted.
+  // As of NodeRows, with the bytes counted. may_interleave: a simulation lets other ranks run there.
   void read_clocks(const Route& route, int32_t* out) const {
-    spans->pause();
+    spans->may_interleave();
     counters->clock_bytes += node->read_clocks(route, out);
-    spans->pause();
+    spans->may_interleave();
   }
   void read(size_t array, const Route& route, float* out) const {
-    spans->pause();
+    spans->may_interleave();
     counters->row_bytes += node->read(array, route, out);
-    spans->pause();
+    spans->may_interleave();
   }
 };
 
@@ -57,7 +57,7 @@ inline void check_room(size_t num_ahead) {
 
 // Writes a push into the rings of the owners on this node; waits while one is full.
 inline void send_on_node(const Table& table, const Push& push) {
-  table.spans->pause();
+  table.spans->may_interleave();
   RingWriter writer(table.rings, push);
   table.waits().wait([&writer] { return writer.proceed(); },
                      [&] {

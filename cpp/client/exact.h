@@ -10,11 +10,11 @@
 //   write     each rank sends its gradients to their owners; of rows on a device (device_rows.h) applies them there
 //   apply     (in write on one node, and where replies are on their way; otherwise in the next read) each owner waits
 //             for the gradients of all ranks, sums them per key in an order of ranks (owner/rank_sums.h) and applies
-//             the row optimizer once; a read waits for the owners of its rows
+//             the row optimizer once; a read waits for all owners of its node
 //
-// A gradient is, at any time, in one of these places: the caller's tensor (open_), or the reducer's copy of what this
-// rank owns; a message to a server, on its wire or taken there; a ring of its origin at the owner; the reducer's sums;
-// the row.
+// A gradient is, at any time, in one of these places: the caller's tensor (open_, which later keeps the route), or the
+// reducer's copy of what this rank owns; a message to a server, on its wire or taken there; a ring of its origin at the
+// owner; the reducer's sums; the row.
 //
 // So write and the following read (or flush) are collective: every rank makes these calls; a rank without keys passes
 // none. The static calls are for tables that are used together: their messages have a section of each.
@@ -47,7 +47,7 @@ class ExactClient {
   const Table& table() const { return table_; }
   int64_t step() const { return step_; }  // steps written and settled
   void resume_at(int64_t step) { step_ = step; }
-  bool is_written() const { return is_written_; }  // a write is not settled yet
+  bool is_written() const { return is_written_; }  // no read, flush or settle since the write
   size_t num_ahead() const { return ahead_.size(); }
   bool has_device_rows() const { return device_ != nullptr; }
 
@@ -139,7 +139,7 @@ class ExactClient {
     }
   }
 
-  // Applies the gradients of all ranks' last write here: a read waits for the owners of its rows, settle() for all.
+  // Applies the gradients of all ranks' last write here: a read waits for the owners of its node, settle() for all.
   static void apply_written(const Clients& clients) {
     apply(clients);
     for (ExactClient* client : clients) {

@@ -75,13 +75,13 @@ class HostLines : public Lines {
               const ModelRows& grads, int64_t num_without, float anticipate) override {
     cache_.update(slots.data(), grads.at, slots.size(), anticipate);
     if (num_without == 0) return;
-    cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), &released_);
+    cache_.release_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), &released_);
   }
 
   void due(const Buffer<int64_t>& slots, int64_t bound, bool) override {
-    cache_.take_pending(slots.data(), slots.size(), bound, &released_);
+    cache_.release_due(slots.data(), slots.size(), bound, &released_);
   }
-  void due_all() override { cache_.take_pending(&released_); }
+  void due_all() override { cache_.release_all(&released_); }
   int64_t num_evicted() override { return std::exchange(num_evicted_, 0); }
   int64_t num_released(bool) override { return static_cast<int64_t>(released_.keys.size()); }
 

@@ -39,8 +39,8 @@ struct Keys {
         is_remote(n),
         is_admitted(space.lines->empty<uint8_t>(n)) {
     std::copy_n(keys, n, array.data());
-    route->held_by(space.is_remote.data(), is_remote.data());
-    route->held_by(space.is_admitted.data(), is_admitted.data());
+    route->owned_by(space.is_remote.data(), is_remote.data());
+    route->owned_by(space.is_admitted.data(), is_admitted.data());
     num_admitted = std::count(is_admitted.begin(), is_admitted.end(), 1);
     const int64_t num_remote = std::count(is_remote.begin(), is_remote.end(), 1);
     std::vector<uint8_t> is_local(n);

@@ -77,7 +77,7 @@ class Sums {
 
   // Sends the held sums to their owners, and waits until these have applied them. REQUIRES: no request of this table is
   // under way.
-  void flush(int64_t bound) {
+  void send_held(int64_t bound) {
     if (table_->channel->is_one_node()) return;
     const auto none = std::make_shared<const Route>(table_->space->partition.size());
     const RequestHeader header{kFlush, bound, 0};

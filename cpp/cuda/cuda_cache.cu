@@ -544,8 +544,9 @@ __global__ void release_pending_kernel(Lines lines, const Gone* gone, const int3
 }
 
 // One warp per entry: gradients of flagged entries, as sums over one iteration.
-__global__ void push_directly_kernel(RowOptimizer optimizer, int32_t step, const int64_t* keys, const int32_t* clocks,
-                                     const float* grads, const int32_t* flags, const int32_t* at, int64_t n, Out out) {
+__global__ void release_directly_kernel(RowOptimizer optimizer, int32_t step, const int64_t* keys,
+                                        const int32_t* clocks, const float* grads, const int32_t* flags,
+                                        const int32_t* at, int64_t n, Out out) {
   const int64_t i = warp_number();
   if (i >= n || !flags[i]) return;
   const Together loop{lane_number()};
@@ -933,8 +934,8 @@ void CudaRowCache::look_at(const int64_t* slots, int64_t n, int32_t* clocks, int
   launch(look_at_kernel, n, on(stream), memory_->lines(), slots, n, clocks, counts);
 }
 
-void CudaRowCache::push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads,
-                                 int64_t n, int64_t num, CacheStreams& streams) {
+void CudaRowCache::release_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks,
+                                    const float* grads, int64_t n, int64_t num, CacheStreams& streams) {
   check_length(n);
   if (num == 0) return;
   Memory& m = *memory_;
@@ -947,7 +948,7 @@ void CudaRowCache::push_directly(const int64_t* keys, const int64_t* slots, cons
   launch(without_line_kernel, n, moving, slots, n, m.flags_of_moves.data());
   Memory::number_flagged(flags, n, m.at_of_moves.data(), m.scratch_of_moves, moving);
   m.release(num, false, streams, [&](cudaStream_t, Out out) {
-    launch(push_directly_kernel, n * kWarp, moving, m.optimizer, m.step, keys, clocks, grads, flags, at, n, out);
+    launch(release_directly_kernel, n * kWarp, moving, m.optimizer, m.step, keys, clocks, grads, flags, at, n, out);
   });
 }
 

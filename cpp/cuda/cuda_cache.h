@@ -70,8 +70,8 @@ class CudaRowCache {
   // c_c and u (n) of lines, -1 for none.
   void look_at(const int64_t* slots, int64_t n, int32_t* clocks, int32_t* counts, Stream stream) const;
   // num: of the n keys without a slot.
-  void push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
-                     int64_t num, CacheStreams& streams);
+  void release_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
+                        int64_t num, CacheStreams& streams);
   // Releases the pending sums that must be pushed. Until late ones are taken, validate() takes the owners'
   // clocks for what they will be then. REQUIRES: those of an earlier call are taken.
   void due(const int64_t* slots, int64_t n, int64_t staleness, bool is_late, CacheStreams& streams);

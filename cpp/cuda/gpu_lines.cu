@@ -169,7 +169,7 @@ void GpuLines::update(const Buffer<int64_t>& keys, const Buffer<int64_t>& slots,
   cache_.update(slots.data(), grads.at, slots.size(), anticipate, *streams_);
   keep_for_moves(keys, slots, clocks);  // update() has ended what is kept for it
   try {
-    cache_.push_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), num_without, *streams_);
+    cache_.release_directly(keys.data(), slots.data(), clocks.data(), grads.at, slots.size(), num_without, *streams_);
   } catch (...) {
     give_to_model();
     throw;

@@ -27,7 +27,7 @@ struct NodeShard {
 class NodeRows {
  public:
   // shards: of the owners of the node, which are `ranks`, ascending; dims: numbers of each array of a row. applier:
-  // writes the shard of rank `own`; null if nothing does.
+  // writes the shard of rank `own` while others read; null at s = 0, where no read overlaps the apply of a step.
   NodeRows(std::vector<NodeShard> shards, std::vector<int64_t> ranks, int64_t own, std::vector<int64_t> dims,
            PushApplier* applier)
       : shards_(std::move(shards)), ranks_(std::move(ranks)), own_(own), dims_(std::move(dims)), applier_(applier) {}

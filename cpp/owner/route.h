@@ -74,7 +74,7 @@ class Route {
   }
 
   // mask (num_positions): whether the owner of a key is among ranks (num_ranks). Of a route of the whole batch.
-  void held_by(const uint8_t* ranks, uint8_t* mask) const {
+  void owned_by(const uint8_t* ranks, uint8_t* mask) const {
     for (int64_t rank = 0; rank < num_ranks(); ++rank)
       for (int64_t i = first_[rank]; i < first_[rank + 1]; ++i) mask[order_[i]] = ranks[rank];
   }

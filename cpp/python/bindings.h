@@ -24,6 +24,6 @@ void bind_wire(py::module_& m);
 void bind_client(py::module_& m);
 void bind_spans(py::module_& m);
 void bind_graph(py::module_& m);
-void bind_cuda(py::module_& m);  // compiled with HETMPI_CUDA (setup.py)
+inline void (*bind_cuda)(py::module_& m) = nullptr;  // set by cuda.cpp, where that is compiled
 
 }  // namespace hetmpi

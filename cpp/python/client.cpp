@@ -94,7 +94,7 @@ class PyHostLines : public HostLines {
   }
 
   void take_due(const Array<int64_t>& slots, int64_t staleness) {
-    cache().take_pending(slots.data(), checked(slots), staleness, &released());
+    cache().release_due(slots.data(), checked(slots), staleness, &released());
   }
 
   Array<int32_t> clocks_within(const Array<int64_t>& slots, bool will_write, int64_t staleness) {

@@ -97,9 +97,7 @@ void look_up(PyGpuLines& lines, const Array<int64_t>& keys, Array<int64_t> slots
   std::copy_n(found.data(), keys.size(), slots.mutable_data());
 }
 
-}  // namespace
-
-void bind_cuda(py::module_& m) {
+void bind_gpu(py::module_& m) {
   m.def("gpu_problem", &gpu_problem, "device"_a = 0, "Why this GPU cannot be used; empty if it can.");
   m.def(
       "pin", [](Address memory, int64_t num_bytes, int device) { pin(at<void>(memory), num_bytes, device); },
@@ -206,5 +204,9 @@ void bind_cuda(py::module_& m) {
            })
       .def("drop_released", [](PyCudaRowCache& of) { of.cache.take(false, *of.streams); });
 }
+
+const bool is_bound = (bind_cuda = bind_gpu, true);
+
+}  // namespace
 
 }  // namespace hetmpi

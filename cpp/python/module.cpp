@@ -18,13 +18,11 @@ PYBIND11_MODULE(_C, m) {
   bind_spans(m);
   bind_client(m);
   bind_graph(m);
-#ifdef HETMPI_CUDA
-  m.attr("has_cuda") = true;
-  bind_cuda(m);
-#else
-  m.attr("has_cuda") = false;
-  m.def(
-      "gpu_problem", [](int) { return "hetmpi._C has no GPU half: HETMPI_CUDA=1 ./run.sh setup compiles it"; },
-      "device"_a = 0, "Why this GPU cannot be used.");
-#endif
+  m.attr("has_cuda") = bind_cuda != nullptr;
+  if (bind_cuda != nullptr)
+    bind_cuda(m);
+  else
+    m.def(
+        "gpu_problem", [](int) { return "hetmpi._C has no GPU half: HETMPI_CUDA=1 ./run.sh setup compiles it"; },
+        "device"_a = 0, "Why this GPU cannot be used.");
 }

@@ -66,13 +66,13 @@ py::tuple locate(const Partition& partition, const Array<int64_t>& keys) {
   return py::make_tuple(owner, row);
 }
 
-Array<int64_t> rows_of(const Directory& directory, const Array<int64_t>& keys) {
+Array<int64_t> shard_rows(const Directory& directory, const Array<int64_t>& keys) {
   Array<int64_t> rows(keys.shape(0));
   directory.rows_of(keys.data(), keys.shape(0), rows.mutable_data());
   return rows;
 }
 
-Array<int64_t> keys_of(const Partition& partition, int64_t rank, int64_t begin, int64_t end) {
+Array<int64_t> shard_keys(const Partition& partition, int64_t rank, int64_t begin, int64_t end) {
   Array<int64_t> keys(end - begin);
   int64_t* out = keys.mutable_data();
   py::gil_scoped_release release;
@@ -116,12 +116,12 @@ void bind_partition(py::module_& m) {
       .def(py::init<const std::string&, int64_t, int64_t>(), "kind"_a, "num_rows"_a, "size"_a)
       .def("num_local_rows", &Partition::num_local_rows, "rank"_a, "Rows of a rank's shard.")
       .def("locate", &locate, as_is("keys"), "keys (n,) int64 -> owner (n,) int64, row (n,) int64.")
-      .def("keys_of", &keys_of, "rank"_a, "begin"_a, "end"_a,
+      .def("keys_of", &shard_keys, "rank"_a, "begin"_a, "end"_a,
            "Keys of rows [begin, end) of a rank's shard: (end - begin,) int64.")
       .def("route", &route_of, as_is("keys"), "The Route of keys (n,) int64.");
   py::class_<Directory>(m, "Directory", "Which row of its shard an owner has for a key (cpp/owner/directory.h).")
       .def(py::init<const Partition&, int64_t>(), "partition"_a, "owner"_a)
-      .def("rows_of", &rows_of, as_is("keys"), "keys (n,) int64, this owner's -> rows (n,) int64.");
+      .def("rows_of", &shard_rows, as_is("keys"), "keys (n,) int64, this owner's -> rows (n,) int64.");
 }
 
 std::unique_ptr<RowFile> opened(int file, int before, int ballast, int64_t num_rows, int64_t dim, int64_t state_dim,

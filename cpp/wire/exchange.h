@@ -86,15 +86,15 @@ struct Channel {
 class Request {
  public:
   // route: the requested keys, at their positions in a batch of n. pushes: that owners apply before they answer. known:
-  // at s >= 1, (n) the clocks of this rank's copies of these keys, kNoLine without a usable one; versions: then (n),
-  // which gets the owners' clocks.
+  // at s >= 1, (n) the clocks of this rank's copies of these keys, kNoLine without a usable one; owner_clocks: then
+  // (n), which gets the owners' clocks.
   Request(const Channel& channel, RequestHeader header, std::shared_ptr<const Route> route, std::vector<Push> pushes,
-          Buffer<int32_t> known = {}, Buffer<int32_t> versions = {})
+          Buffer<int32_t> known = {}, Buffer<int32_t> owner_clocks = {})
       : channel_(&channel),
         header_(header),
         route_(std::move(route)),
         known_(std::move(known)),
-        versions_(std::move(versions)),
+        owner_clocks_(std::move(owner_clocks)),
         core_(route_->view(), channel.is_exact ? nullptr : known_.data(), header, std::move(pushes), channel.format,
               channel.dims) {}
 
@@ -143,7 +143,7 @@ class Request {
     if (channel_->is_exact) return;
     fetched_.assign(num_positions(), 0);
     for (size_t i = 0; i < replies_.size(); ++i)
-      core_.read_clocks(channel_->owners.at(i), bytes_of(i), kWord * sections_[i].num_words, versions_.data(),
+      core_.read_clocks(channel_->owners.at(i), bytes_of(i), kWord * sections_[i].num_words, owner_clocks_.data(),
                         fetched_.data());
     int64_t width = 0;
     for (const int64_t dim : channel_->dims) width += dim;
@@ -153,7 +153,7 @@ class Request {
   const Channel* channel_;
   RequestHeader header_;
   std::shared_ptr<const Route> route_;
-  Buffer<int32_t> known_, versions_;
+  Buffer<int32_t> known_, owner_clocks_;
   RequestLayout core_;
   int64_t round_ = -1, num_bytes_ = 0;
   std::vector<Section> sections_;  // of each server's reply
@@ -471,14 +471,14 @@ inline void fetch(const Channel& channel, const std::shared_ptr<const Route>& ro
   std::vector<std::vector<float>> others;  // arrays of a row
   std::vector<float*> outs{out};
   for (size_t a = 1; a < channel.dims.size(); ++a) outs.push_back(others.emplace_back(n * channel.dims[a]).data());
-  Buffer<int32_t> known, versions;
+  Buffer<int32_t> known, owner_clocks;
   if (!channel.is_exact) {
     known = Buffer<int32_t>::of(n);
-    versions = Buffer<int32_t>::of(n);
+    owner_clocks = Buffer<int32_t>::of(n);
     std::fill(known.begin(), known.end(), kNoLine);
   }
   const RequestHeader header{kPeek, 0, step};
-  const auto request = std::make_shared<Request>(channel, header, route, std::vector<Push>(), known, versions);
+  const auto request = std::make_shared<Request>(channel, header, route, std::vector<Push>(), known, owner_clocks);
   Exchange& exchange = *channel.exchange;
   exchange.ask({request});
   exchange.receive(request->round());

@@ -57,11 +57,12 @@ inline uint8_t* padded(uint8_t* array, int64_t bytes) {
   return array + whole;
 }
 
-// Gradients to push; their columns are by position, as route.order.
+// Gradients to push. Keys are by owner, as route.keys; the other columns by position, as
+// route.order.
 struct Push {
   int64_t step;
   RouteView route;
-  PushColumns columns;                           // keys unused
+  PushColumns columns;
   bool ends_step;                                // every owner gets a record, the last one of this step
   std::shared_ptr<const void> memory = nullptr;  // that these refer to, unless the caller keeps it
 

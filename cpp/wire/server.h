@@ -10,7 +10,7 @@
 //   in rounds      all ranks make the same calls in the same order. A client's n-th message is taken once expect() has
 //                  said what this rank's own n-th is; another call of the client is an error. Where requests have
 //                  clocks, so that pushes are applied one by one, a round is taken in the order of ranks and then
-//                  answered: so a run repeats its bits
+//                  answered: so a run with one rank per node repeats its bits
 //
 // Invariants: all that changes is used while lock_ is held.
 #pragma once

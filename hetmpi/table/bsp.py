@@ -21,7 +21,7 @@ class BspClient(_C.ExactClient):
         self.context, world = context, context.world
         opened = OpenTable(context, exchange, False, None)
         self.channel, self.why, self._opened = opened.channel, opened.why, opened
-        self._shard = context.memory.local.in_core  # which the core borrows
+        self._shard = context.memory.local.in_core  # which the core borrows, for its StepReducer
         device_rows = context.memory.local.device_rows
         super().__init__(opened.core, self._shard, context.rule, context.optimizer.lr_at, device_rows)
         self.pays_ahead = False

@@ -123,10 +123,11 @@ class EmbeddingTable:
 
     def read(self, keys: torch.Tensor) -> torch.Tensor:
         """keys (U,) int64 on the CPU, unique -> rows (U, dim) float32 on `device`: at s = 0 the owners' values after
-        the last write, otherwise values at most `staleness` iterations older, with all of this rank's own updates.
+        the last write, otherwise values at most `staleness` iterations behind the owners' clocks when these are
+        compared, with all of this rank's own updates.
 
-        At s = 0 collective after a write. Raises UserError for keys of another dtype or shape, out of range, or given
-        twice."""
+        Collective at s = 0 after a write; with exchange messages always. Raises UserError for keys of another dtype or
+        shape, out of range, or given twice."""
         with self.spans("find"):
             checked = self.check(keys)
         return self.client.read([self.client], [checked])[0]
@@ -151,7 +152,7 @@ class EmbeddingTable:
 
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
         """Pushes the gradients of this step, now or later: keys (U,) int64, unique, grads (U, dim) float32 on `device`.
-        At s = 0 collective.
+        Collective at s = 0; with exchange messages always.
 
         The owner sums over ranks: divide by world.size for the gradient of a loss averaged over the global batch.
         Raises UserError for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (of a GPU at

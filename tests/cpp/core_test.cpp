@@ -470,7 +470,7 @@ class CacheTrial {
     const Floats grads = integers(random_, n_ * kDim, -3, 3);
     cache_.update(slots_.data(), grads.data(), n_, anticipate_);
     ReleasedSums out;
-    cache_.push_directly(keys_.data(), slots_.data(), clocks_.data(), grads.data(), n_, &out);
+    cache_.release_directly(keys_.data(), slots_.data(), clocks_.data(), grads.data(), n_, &out);
     std::vector<Push> expected;
     for (int64_t i = 0; i < n_; ++i) {
       const Floats grad = row(grads, i);
@@ -488,7 +488,7 @@ class CacheTrial {
 
   void take_due() {
     ReleasedSums out;
-    cache_.take_pending(slots_.data(), n_, staleness_, &out);
+    cache_.release_due(slots_.data(), n_, staleness_, &out);
     std::vector<Push> expected;
     for (const int64_t slot : slots_)
       if (slot >= 0 && model_.is_due(slot, staleness_)) expect(model_.take(slot), &expected);
@@ -497,7 +497,7 @@ class CacheTrial {
 
   void take_all() {
     ReleasedSums out;
-    cache_.take_pending(&out);
+    cache_.release_all(&out);
     std::vector<Push> expected;
     for (int64_t slot = 0; slot < model_.num_slots(); ++slot) expect(model_.take(slot), &expected);
     compare(out, expected);
@@ -617,7 +617,7 @@ void cache_uses_the_room_of_sums_handed_out_again(uint64_t) {
   for (int32_t i = 1; i <= 2000; ++i) {
     ReleasedSums out;
     cache.update(&slot, row.data(), 1, 1);
-    cache.take_pending(&out);
+    cache.release_all(&out);
     CHECK(out.clocks == Clocks{i} && out.counts == Clocks{1});
     CHECK(std::equal(row.begin(), row.end(), out.sums.begin(), out.sums.end()));
   }
@@ -2293,7 +2293,7 @@ void parts_of_a_route_keep_positions_in_the_whole_batch(uint64_t seed) {
     CHECK(part.num_elsewhere(0) == num_elsewhere);
     std::vector<uint8_t> held(batch.size());
     Ints places(batch.size());
-    whole.held_by(ranks.data(), held.data());
+    whole.owned_by(ranks.data(), held.data());
     whole.find_in(other.data(), wanted.data(), other.size(), places.data());
     for (size_t i = 0; i < batch.size(); ++i) {
       CHECK(held[i] == ranks[partition.locate(batch[i]).owner]);

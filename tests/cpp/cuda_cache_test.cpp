@@ -142,7 +142,7 @@ class Both {
   }
 
   void finish() {
-    on_cpu_.take_pending(&pushes_);
+    on_cpu_.release_all(&pushes_);
     on_gpu_.due_all(*streams_);
     take();
     const CudaRowCache::Counts counts = on_gpu_.counts(nullptr);
@@ -270,13 +270,13 @@ class Both {
     const OnGpu keys(keys_), slots(slots_);
     const OnGpu clocks(clocks_);
     const OnGpu grads(values);
-    on_cpu_.push_directly(keys_.data(), slots_.data(), clocks_.data(), values.data(), n(), &pushes_);
-    on_gpu_.push_directly(keys.get(), slots.get(), clocks.get(), grads.get(), n(),
-                          std::count(slots_.begin(), slots_.end(), -1), *streams_);
+    on_cpu_.release_directly(keys_.data(), slots_.data(), clocks_.data(), values.data(), n(), &pushes_);
+    on_gpu_.release_directly(keys.get(), slots.get(), clocks.get(), grads.get(), n(),
+                             std::count(slots_.begin(), slots_.end(), -1), *streams_);
     const bool is_late = pick(random_, 2) == 0;
     on_gpu_.due(slots.get(), n(), staleness_, is_late, *streams_);
     if (is_late) take();  // all others
-    on_cpu_.take_pending(slots_.data(), n(), staleness_, &pushes_);
+    on_cpu_.release_due(slots_.data(), n(), staleness_, &pushes_);
     if (is_late) take(true);
     on_gpu_.move_out(*streams_);
     const CudaRowCache::Counts counts = on_gpu_.counts(nullptr);
@@ -284,7 +284,7 @@ class Both {
   }
 
   void forget() {
-    on_cpu_.take_pending(&pushes_);
+    on_cpu_.release_all(&pushes_);
     on_gpu_.due_all(*streams_);
     look_up();
     const OnGpu slots(slots_);

@@ -11,7 +11,6 @@ import pyarrow
 import pybind11
 
 ROOT = Path(__file__).resolve().parents[2]
-WITH_CUDA = ("module.cpp", "cuda.cpp")  # of cpp/python: those that HETMPI_CUDA changes
 KERNELS = sorted(map(str, (ROOT / "cpp/cuda").glob("*.cu")))
 EMULATOR = str(ROOT / "tests/cpp/cuda_on_cpu/emulator.cpp")
 INCLUDE = f"-I{ROOT / 'cpp'}"
@@ -51,19 +50,18 @@ def make_package(folder: Path, compiler: list[str], flags: list[str]) -> Path:
     newest = max(path.stat().st_mtime for path in (ROOT / "cpp").rglob("*"))
     complete = (path for path in (ROOT / "build").glob("objects-*/complete") if path.stat().st_mtime > newest)
     built = next((path.parent for path in complete), None)
-    sources = sorted(path for path in (ROOT / "cpp").rglob("*.cpp"))
-    same = {path: built / path.relative_to(ROOT).with_suffix(".o") for path in sources} if built else {}
-    same = {path: made for path, made in same.items() if path.name not in WITH_CUDA and made.exists()}
-    own = [*(str(path) for path in sources if path not in same), *KERNELS, EMULATOR]
+    same = [str(path) for path in built.rglob("bindings*.o")] if built else []  # setup.py, units
+    sources = [str(ROOT / "cpp/python/cuda.cpp")] if same else sorted(map(str, (ROOT / "cpp").rglob("*.cpp")))
+    own = [*sources, *KERNELS, EMULATOR]
     folders = pybind11.get_include(), sysconfig.get_path("include"), pyarrow.get_include()
-    command = [*compiler, *flags, "-fPIC", "-fvisibility=hidden", "-DHETMPI_CUDA=1", "-DHETMPI_HASHING=1"]
+    command = [*compiler, *flags, "-fPIC", "-fvisibility=hidden", "-DHETMPI_HASHING=1"]
     command += ['-DHETMPI_SOURCES="emulated"', *ON_CPU, *(f"-I{path}" for path in folders), "-x", "c++", "-c"]
     objects = [str(folder / f"{number}.o") for number in range(len(own))]
     with ThreadPoolExecutor(os.cpu_count()) as compilers:
         codes = compilers.map(subprocess.call, ([*command, source, "-o", made] for source, made in zip(own, objects)))
         assert not any(codes)
     module = package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
-    subprocess.check_call([*compiler, "-shared", *objects, *map(str, same.values()), "-o", str(module)])
+    subprocess.check_call([*compiler, "-shared", *objects, *same, "-o", str(module)])
     return package
 
 

@@ -1,13 +1,20 @@
-"""The set-up (tools/setup.sh) and run.sh as a user meets them."""
+"""The set-up (tools/set_up.py) and run.sh as a user meets them."""
 
+import importlib.util
+import os
 import re
-import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from launch import ROOT, SMALL, environment, run
+import set_up
+from launch import ROOT, SMALL, run
+from set_up_horovod import Horovod
+from set_up_packages import Packages, uv_settings
+from set_up_progress import Progress
 
 PIP = """\
 Collecting pyarrow==26.0.1 (from -r requirements.txt (line 11))
@@ -42,19 +49,29 @@ CORE = """\
   building 'hetmpi._C' extension
   g++ -pthread -Wall -fPIC -Icpp -I/usr/include/python3.11 -c cpp/python/functions.cpp -o b.o -std=c++17 -O3
 """
-SETUP = """
-    set -euo pipefail
-    ROOT={root} VENV={folder}/venv CORES=2 HETMPI_MPI=mpich MPI_NAME="MPICH 5.0.1" HETMPI_CACHE={folder}/cache
-    HOROVOD_GPU= HOROVOD_GPU_OPERATIONS= HETMPI_TORCH_INDEX=
-    source {root}/tools/setup.sh
+UV = """\
+Resolved 61 packages in 1.03s
+Downloading torch (180.2MiB)
+Downloading pyarrow (45.0MiB)
+ Downloaded pyarrow
 """
 
 
-def shell(folder, script, **extra):
-    """Runs functions of tools/setup.sh for a venv in `folder`, with this process's Python."""
-    env = environment(PATH=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin", **extra)
-    command = ["bash", "-c", SETUP.format(root=ROOT, folder=folder) + script]
-    return subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+@pytest.fixture
+def stub(tmp_path, monkeypatch):
+    """What the parts of a set-up use of it, for a venv in `tmp_path` whose Python is this process's."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin")
+    for name in ("HOROVOD_GPU", "HOROVOD_GPU_OPERATIONS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("HETMPI_CACHE", str(tmp_path / "cache"))
+    return SimpleNamespace(
+        venv=str(tmp_path),
+        state=str(tmp_path),
+        mpi="mpich",
+        mpi_name="MPICH 5.0.1",
+        torch_index="",
+        python=sys.executable,
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,74 +83,145 @@ def shell(folder, script, **extra):
             PIP + "Progress 262144 of 55038406\nProgress 13759602 of 55038406\n",
             "downloading pyarrow 26.0.1 (55.0 MB), 25 %",
         ),
-        (PIP + "Progress 55038406 of 55038406\n", "downloaded pyarrow 26.0.1"),
+        (PIP + "Progress 55038406 of 55038406\n", "downloading pyarrow 26.0.1 (55.0 MB), 100 %"),
         *(
             ("".join(SDIST.splitlines(keepends=True)[:number]), shown)
             for number, shown in (
                 (2, "downloading horovod 0.28.1 (3.5 MB)"),
-                (3, "downloaded horovod 0.28.1"),
-                (4, "preparing horovod 0.28.1"),
                 (7, ""),
                 (9, "preparing horovod 0.28.1"),
-                (11, "preparing horovod 0.28.1"),
                 (13, "building horovod"),
             )
         ),
-        (PIP + "Installing collected packages: numpy, pyarrow, torch\n", "installing pyarrow [2/3]"),
+        (PIP + "Installing collected packages: numpy, pyarrow, torch\n", "installing 3 packages"),
         (NINJA[: NINJA.index("\n") + 1], "configuring"),
         (NINJA, "compiling [12/31] operations.cc"),
         (NINJA + "  [31/31] Linking CXX shared library /tmp/mpi_lib_v2.so\n", "linking"),
         (CORE, "compiling [2/13] cpp/python/functions.cpp"),
         (CORE + "Successfully built hetmpi\n", ""),
+        (UV[: UV.index("Downloading pyarrow")], "downloading torch (180.2MiB)"),
+        (UV, "downloaded pyarrow"),
+        (UV + "Prepared 61 packages in 9.81s\n", "installing 61 packages"),
+        (UV + "Installed 61 packages in 500ms\n", ""),
     ],
 )
-def test_progress_is_the_last_thing_a_log_tells_of(tmp_path, log, shown):
-    (tmp_path / "log").write_text(log)
-    assert shell(tmp_path, f"progress_in {tmp_path}/log 1").stdout.rstrip("\n") == shown
+def test_progress_is_the_last_thing_a_program_tells_of(tmp_path, log, shown):
+    progress = Progress("[1/5] packages", tmp_path / "log")
+    for line in log.splitlines():
+        progress.read(line)
+    assert progress.at == shown
 
 
-def test_a_silent_step_is_heard_of_in_a_pipe(tmp_path):
-    log = tmp_path / "log"
-    log.write_text(PIP)
-    said = shell(tmp_path, f"QUIET_S=1; show_progress '[1/6] torch' {log} & sleep 2.7; kill $!").stdout.splitlines()
-    assert len(said) == 2 and all(
-        line.startswith("[1/6] torch: downloading pyarrow 26.0.1 (55.0 MB), ") for line in said
-    )
+def test_a_silent_step_is_heard_of_in_a_pipe(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("set_up_progress.QUIET_S", 1)
+    with Progress("[1/5] packages", tmp_path / "log") as progress:
+        progress.read("Downloading torch (180.2MiB)")
+        time.sleep(2.7)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2 and all(line.startswith("[1/5] packages: downloading torch (180.2MiB), ") for line in said)
 
 
-def test_horovod_is_compiled_anew_for_all_that_decides_its_binary_but_not_for_another_venv(tmp_path):
-    here, elsewhere = (shell(tmp_path / name, "describe_horovod").stdout for name in ("here", "elsewhere"))
-    assert "torch 2" in here and here == elsewhere
-    changed = shell(tmp_path, "describe_horovod", CXXFLAGS="-O1", HOROVOD_WITH_GLOO="1").stdout.splitlines()
+def test_a_program_that_fails_is_in_the_log(tmp_path):
+    with pytest.raises(set_up.subprocess.CalledProcessError), Progress("[1/5] core", tmp_path / "log") as progress:
+        progress.call(["bash", "-c", "echo torch.h:1: error: no; exit 3"], os.environ)
+    assert "torch.h:1: error: no" in (tmp_path / "log").read_text()
+
+
+def test_horovod_is_compiled_anew_for_all_that_decides_its_binary_but_not_for_another_venv(stub, monkeypatch):
+    here = Horovod(stub).described()
+    stub.venv = stub.state = "/elsewhere"
+    assert "torch 2" in here and here == Horovod(stub).described()
+    monkeypatch.setenv("CXXFLAGS", "-O1")
+    monkeypatch.setenv("HOROVOD_WITH_GLOO", "1")
+    changed = Horovod(stub).described().splitlines()
     assert set(changed) - set(here.splitlines()) == {"CXXFLAGS=-O1", "HOROVOD_WITH_GLOO=1"}
 
 
-def test_a_kept_wheel_is_found_again_and_not_used_if_damaged(tmp_path):
-    made = tmp_path / "venv/hetmpi-setup/horovod/wheel/horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
-    made.parent.mkdir(parents=True)
+def test_a_kept_wheel_is_found_again_and_not_used_if_damaged(tmp_path, stub):
+    made = tmp_path / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
     with zipfile.ZipFile(made, "w") as wheel:
         wheel.writestr("horovod/__init__.py", "version = 1\n" * 100)
-    keep = "keep_wheel 0.28.1-0ab & keep_wheel 0.28.1-0ab; wait"
-    assert shell(tmp_path, keep).returncode == 0
+    installed = []
+    stub.packages = SimpleNamespace(pip=lambda *what: installed.append(what[-1]))
+    stub.call = lambda *command: None
+    horovod = Horovod(stub)
+    for _ in range(2):
+        horovod.keep(str(made), "0.28.1-0ab")
     (kept,) = (tmp_path / "cache").iterdir()
     assert kept.name == "horovod-0.28.1-0ab-cp311-cp311-linux_x86_64.whl" and kept.read_bytes() == made.read_bytes()
-    assert shell(tmp_path, f"is_whole {kept}").returncode == 0
-    kept.write_bytes(made.read_bytes().replace(b"version = 1", b"version = 2", 1))
-    outcome = shell(tmp_path, "install_kept 0.28.1-0ab")
-    assert outcome.returncode == 1 and "is of no use: compiling it anew" in outcome.stdout
-    assert shell(tmp_path, "install_kept 0.28.1-0cd").stdout == ""
+    with Progress("", tmp_path / "log") as stub.progress:
+        assert horovod.install_kept("0.28.1-0ab") and installed == [str(kept)]
+        kept.write_bytes(made.read_bytes().replace(b"version = 1", b"version = 2", 1))
+        assert not horovod.install_kept("0.28.1-0ab") and not horovod.install_kept("0.28.1-0cd")
+    assert len(installed) == 1 and "is of no use: compiling it anew" in (tmp_path / "log").read_text()
 
 
-def test_programs_are_installed_in_the_venv_also_where_the_base_python_has_their_packages(tmp_path):
-    packages = tmp_path / "venv/lib/python3.11/site-packages"
-    (packages / "ruff-0.17.6.dist-info").mkdir(parents=True)
-    (tmp_path / "list.txt").write_text("mpich==5.0.1  # MPI\npytest==9.2.0\nruff==0.17.6\nclang-format==23.1.5\n")
-    (tmp_path / "none.txt").write_text("pytest==9.2.0\n")
-    pip = f"pip_install() {{ echo pip $*; }}; cd {tmp_path}; "
-    called = shell(tmp_path, pip + "install_programs list.txt; install_programs none.txt; echo done")
-    lines = [line for line in called.stdout.splitlines() if line.startswith(("pip", "done"))]
-    command = "pip --no-deps --ignore-installed"
-    assert lines == [f"{command} mpich==5.0.1", f"{command} clang-format==23.1.5", "done"]
+def test_programs_are_installed_in_the_venv_also_where_the_base_python_has_their_packages(tmp_path, stub, monkeypatch):
+    for name in ("ruff-0.17.6", "pip-24.0"):
+        (tmp_path / f"lib/python3.11/site-packages/{name}.dist-info").mkdir(parents=True)
+    (tmp_path / "pyvenv.cfg").write_text("include-system-site-packages = true\n")
+    pins = "mpich==5.0.1\nhorovod==0.28.1\npytest==9.2.0\nruff==0.17.6\nclang-format==23.1.5"
+    monkeypatch.setattr("set_up_packages.pins_of", lambda group: "" if group else pins)
+    called = []
+    stub.call = lambda *command, **env: called.append(" ".join(command[8:]))
+    stub.write = lambda name, text: None
+    Packages(stub).install([])
+    assert called == [
+        f"-r {tmp_path}/requirements.txt",
+        "--no-deps --ignore-installed mpich==5.0.1",
+        "--no-deps --ignore-installed clang-format==23.1.5",
+    ]
+    assert "horovod" not in (tmp_path / "requirements.txt").read_text()
+
+
+def test_uv_obeys_the_settings_of_pip_or_is_not_used():
+    text = """global.extra-index-url='file:///a/simple file:///b/simple'
+global.find-links='/old'
+:env:.find-links='/wheels'
+:env:.cert='/etc/ca.crt'
+:env:.disable-pip-version-check='1'
+download.only-binary=':all:'"""
+    assert uv_settings(text) == {
+        "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_INDEX": "file:///a/simple file:///b/simple",
+        "UV_FIND_LINKS": "/wheels", "SSL_CERT_FILE": "/etc/ca.crt",
+    }  # fmt: skip
+    assert uv_settings(text + "\nglobal.constraint='/c.txt'") is None
+
+
+def test_a_core_is_taken_from_a_wheel_of_the_same_sources_only(tmp_path):
+    spec = importlib.util.spec_from_file_location("sources", ROOT / "cpp/sources.py")
+    sources = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sources)
+    from hetmpi import _C
+
+    assert sources.digest() == _C.SOURCES
+    for version, digest in (("0.1.0", sources.digest()), ("0.1.0+cuda13", "0" * 12)):
+        with zipfile.ZipFile(tmp_path / f"hetmpi-{version}-cp311-cp311-manylinux_2_28_x86_64.whl", "w") as wheel:
+            wheel.writestr("hetmpi/_C.cpython-311-x86_64-linux-gnu.so", f"ELF {digest} ...")
+    assert sources.prebuilt(str(tmp_path), "cp311", False).endswith(
+        "hetmpi-0.1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+    )
+    assert sources.prebuilt(str(tmp_path), "cp311", True) is None  # of other sources
+    assert sources.prebuilt(str(tmp_path), "cp312", False) is None
+
+
+@pytest.mark.parametrize(
+    "asked, before, command, can_compile, left_out",
+    [
+        ("", "", "train", False, True),
+        ("", "", "train", True, False),
+        ("1", "", "train", False, False),  # and check_machine refuses
+        ("0", "base 0.28.1", "train", True, True),
+        ("", "base none", "train", True, True),
+        ("", "base none", "setup", True, False),
+        ("", "base 0.28.1", "setup", False, False),  # on a login node without a compiler
+    ],
+)
+def test_horovod_is_left_out_where_nothing_can_compile_it(asked, before, command, can_compile, left_out):
+    this = SimpleNamespace(
+        with_horovod=asked, command=command, read=lambda name: before, can_compile=lambda: can_compile
+    )
+    assert set_up.SetUp.leaves_out_horovod(this) == left_out
 
 
 def test_every_dependency_of_the_package_is_installed_before_the_first_training():
@@ -144,14 +232,12 @@ def test_every_dependency_of_the_package_is_installed_before_the_first_training(
     assert {"plotly", "torch"} < names <= set(re.findall(r"^([a-z0-9-]+)==", first, re.MULTILINE))
 
 
-def test_a_set_up_without_room_is_refused(tmp_path):
-    outcome = shell(
-        tmp_path, f"need_room {tmp_path} 999000000 999000000 'another folder with HETMPI_VENV'; echo went on"
-    )
-    assert outcome.returncode == 1 and "999000.0 GB are needed: free some, or name another folder" in outcome.stdout
-    assert "went on" not in outcome.stdout
-    outcome = shell(tmp_path, f"need_room {tmp_path} 1 999000000 'another folder with HETMPI_VENV'; echo went on")
-    assert "too little for a torch with CUDA" in outcome.stdout and outcome.stdout.endswith("went on\n")
+def test_a_set_up_without_room_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        set_up.need_room(tmp_path, 999000000, 999000000, "another folder with HETMPI_VENV")
+    assert "999000.0 GB are needed: free some, or name another folder" in capsys.readouterr().err
+    set_up.need_room(tmp_path, 1, 999000000, "another folder with HETMPI_VENV")
+    assert "too little for a torch with CUDA" in capsys.readouterr().err
 
 
 def test_an_index_without_torch_is_named(tmp_path):
@@ -160,12 +246,12 @@ def test_an_index_without_torch_is_named(tmp_path):
     outcome = run([str(ROOT / "run.sh"), "setup"], cwd=tmp_path, **settings)
     assert outcome.code == 1
     for said in (
-        "[1/6] venv: done in ",
-        "[2/6] torch: installing ",
+        "[1/5] venv: done in ",
+        "[2/5] packages: installing torch",
         f"HETMPI_TORCH_INDEX={index} does not answer or lacks",
     ):
         assert outcome.text.count(said) == 1, outcome.text
-    assert f"the whole log is {tmp_path}/venv/hetmpi-setup/torch.log" in outcome.text
+    assert f"the whole log is {tmp_path}/venv/hetmpi-setup/packages.log" in outcome.text
 
 
 def test_run_sh_trains_in_the_folder_that_it_is_called_from(tmp_path):
