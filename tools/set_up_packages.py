@@ -15,7 +15,7 @@ TO_UV = {
     "index-url": ("UV_DEFAULT_INDEX", " "), "extra-index-url": ("UV_INDEX", " "), "find-links": ("UV_FIND_LINKS", ","),
     "no-index": ("UV_NO_INDEX", " "), "cert": ("SSL_CERT_FILE", " "), "trusted-host": ("UV_INSECURE_HOST", " "),
     "proxy": ("ALL_PROXY", " "), "timeout": ("UV_HTTP_TIMEOUT", " "), "default-timeout": ("UV_HTTP_TIMEOUT", " "),
-    "no-cache-dir": ("UV_NO_CACHE", " "),
+    "no-cache-dir": ("UV_NO_CACHE", " "), "constraint": ("UV_CONSTRAINT", " "),
 }  # fmt: skip
 SAYS_NOTHING = {  # of pip's settings, those that do not decide what is installed
     "disable-pip-version-check", "no-input", "progress-bar", "cache-dir", "user", "quiet", "verbose", "no-color",

@@ -23,6 +23,7 @@ FORMS = [
         (r"\s*Downloaded (\S+)", "downloaded {0}"),
         (r"\s*Prepared (\d+) packages?", "installing {0} packages"),
         (r"\s*Building (?:wheel|editable) for (\S+)", "building {0}"),
+        (r"\s*-- Build files have been written", "compiling"),
         (r"\s*-- ", "configuring"),
         (r"\s*\[\d+/\d+\] Linking", "linking"),
         (r"\s*\[(\d+/\d+)\] .*?([^/\s]+?)(?:\.o)?$", "compiling [{0}] {1}"),

@@ -94,7 +94,8 @@ def stub(tmp_path, monkeypatch):
             )
         ),
         (PIP + "Installing collected packages: numpy, pyarrow, torch\n", "installing 3 packages"),
-        (NINJA[: NINJA.index("\n") + 1], "configuring"),
+        (NINJA[: NINJA.index("\n") + 1], "compiling"),
+        ("  -- Found MPI: TRUE\n", "configuring"),
         (NINJA, "compiling [12/31] operations.cc"),
         (NINJA + "  [31/31] Linking CXX shared library /tmp/mpi_lib_v2.so\n", "linking"),
         (CORE, "compiling [2/13] cpp/python/functions.cpp"),
@@ -177,15 +178,16 @@ def test_programs_are_installed_in_the_venv_also_where_the_base_python_has_their
 def test_uv_obeys_the_settings_of_pip_or_is_not_used():
     text = """global.extra-index-url='file:///a/simple file:///b/simple'
 global.find-links='/old'
+global.constraint='/c.txt'
 :env:.find-links='/wheels'
 :env:.cert='/etc/ca.crt'
 :env:.disable-pip-version-check='1'
 download.only-binary=':all:'"""
     assert uv_settings(text) == {
         "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_INDEX": "file:///a/simple file:///b/simple",
-        "UV_FIND_LINKS": "/wheels", "SSL_CERT_FILE": "/etc/ca.crt",
+        "UV_FIND_LINKS": "/wheels", "SSL_CERT_FILE": "/etc/ca.crt", "UV_CONSTRAINT": "/c.txt",
     }  # fmt: skip
-    assert uv_settings(text + "\nglobal.constraint='/c.txt'") is None
+    assert uv_settings(text + "\nglobal.no-binary='numpy'") is None
 
 
 def test_a_core_is_taken_from_a_wheel_of_the_same_sources_only(tmp_path):
