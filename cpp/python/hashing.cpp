@@ -10,10 +10,7 @@
 #include <vector>
 
 #define XXH_INLINE_ALL
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Warray-bounds"  // branches for longer texts, which short ones do not take
 #include "arrow/vendored/xxhash/xxhash.h"
-#pragma GCC diagnostic pop
 #include "data/canonical_text.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
