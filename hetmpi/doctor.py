@@ -33,7 +33,8 @@ from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.commands import command
 from hetmpi.world.cores import usable_cores
 from hetmpi.world.launch import launch
-from hetmpi.world.mpi import BUILD_HOROVOD, MPI, local_rank, mpi_libraries, network, srun_mpi
+from hetmpi.world.launcher import local_rank
+from hetmpi.world.mpi import BUILD_HOROVOD, MPI, mpi_libraries, network, srun_mpi
 from hetmpi.world.world import World
 
 NUM_ROWS, DIM, ROWS_A_CALL, CALLS = 400_000, 32, 20_000, 5

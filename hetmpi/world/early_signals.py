@@ -9,8 +9,9 @@ import re
 import signal
 import threading
 
+from hetmpi.world.launcher import is_first_rank
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 def exit_on_signals():
@@ -39,8 +40,7 @@ def listen(heard: int):
 
 def end(number: int):
     """Ends this process; the first rank says why."""
-    rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
-    if rank == "0":
+    if is_first_rank():
         with contextlib.suppress(OSError):
             os.write(2, f"hetmpi: ended by {signal.Signals(number).name}\n".encode())
     remove_segments()

@@ -20,7 +20,8 @@ from pathlib import Path
 from hetmpi import put_current_folder_before_packages
 from hetmpi.errors import ReportedElsewhere, UserError, one_line
 from hetmpi.world.early_signals import leave_interrupts_to_python, remove_segments
-from hetmpi.world.mpi import MPI, SPEAK_DELAY_S, local_rank
+from hetmpi.world.launcher import local_rank
+from hetmpi.world.mpi import MPI, SPEAK_DELAY_S
 from hetmpi.world.oversubscription import missing_naps
 from hetmpi.world.world import World
 

@@ -18,6 +18,7 @@ from collections.abc import MutableMapping
 from hetmpi.errors import MissingLibrary, ReportedElsewhere, UserError, show_in_one_line
 from hetmpi.world.commands import command
 from hetmpi.world.cores import cores_of_ranks
+from hetmpi.world.launcher import is_first_rank, local_size
 
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
 MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")
@@ -71,9 +72,7 @@ def in_one_line(error: Exception) -> str:
 def refuse_launch(message: str, kind: type[UserError] = UserError):
     """Raises an error of this kind on the launcher's first rank. The other ranks cannot communicate with it: they wait
     a little and leave without a message."""
-    names = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK")
-    ranks = [os.environ.get(name) for name in names]
-    if next((rank for rank in ranks if rank is not None), "0") != "0":
+    if not is_first_rank():
         time.sleep(SPEAK_DELAY_S)
         raise ReportedElsewhere(message)
     raise kind(message)
@@ -96,26 +95,6 @@ def start_mpi():
             f"{MPI.Query_thread()} of {MPI.THREAD_MULTIPLE}: use an MPI built with thread support; a program that "
             "starts MPI itself must request MPI_THREAD_MULTIPLE"
         )
-
-
-def local_size() -> int:
-    """Number of ranks on this node according to the launcher's variables, before MPI starts; 1 if none is set."""
-    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE"):
-        match = re.match(r"\d+", os.environ.get(name, ""))
-        if match:
-            return int(match.group())
-    return 1
-
-
-LOCAL_RANKS = (  # Slurm's last: a shell in its allocation has it, too
-    *("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "MV2_COMM_WORLD_LOCAL_RANK"),
-    *("MVP_COMM_WORLD_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_RANK", "FLUX_TASK_LOCAL_ID", "SLURM_LOCALID"),
-)
-
-
-def local_rank() -> int | None:
-    """This rank's index on its node according to the launcher's variables, before MPI starts; None if none is set."""
-    return next((int(os.environ[name]) for name in LOCAL_RANKS if os.environ.get(name, "").isdigit()), None)
 
 
 def yield_when_idle():

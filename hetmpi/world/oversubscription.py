@@ -12,7 +12,8 @@ import sys
 from importlib.util import find_spec
 
 from hetmpi.world.cores import cores_of_ranks
-from hetmpi.world.mpi import MPI, local_size
+from hetmpi.world.launcher import local_size
+from hetmpi.world.mpi import MPI
 
 
 def restart_with_naps():

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from hetmpi.world.launch import share_gpus
-from hetmpi.world.mpi import LOCAL_RANKS, local_rank
+from hetmpi.world.launcher import LOCAL_RANKS
 
 
 @pytest.fixture(autouse=True)
@@ -18,20 +18,6 @@ def shared(monkeypatch, folder, rank: int) -> str | None:
     monkeypatch.setenv("MPI_LOCALRANKID", str(rank))
     share_gpus(str(folder))
     return os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-@pytest.mark.parametrize("name", LOCAL_RANKS)
-def test_each_launcher_tells_the_rank_on_its_node(monkeypatch, name):
-    assert local_rank() is None
-    monkeypatch.setenv(name, "3")
-    assert local_rank() == 3
-
-
-@pytest.mark.parametrize("name", LOCAL_RANKS[:-1])
-def test_a_launcher_in_a_shell_of_slurm_is_believed_before_the_shell(monkeypatch, name):
-    monkeypatch.setenv("SLURM_LOCALID", "0")
-    monkeypatch.setenv(name, "2")
-    assert local_rank() == 2
 
 
 def test_ranks_take_the_gpus_that_they_may_open_in_turn(monkeypatch, tmp_path):
