@@ -86,7 +86,7 @@ def prose_of(text: str) -> str:
 def broken_links() -> list[str]:
     """Links between files of the checkout that lead nowhere, and pages that files name but that are not there."""
     found = []
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("slurm/*.md")]:
+    for page in [path for folder in (".", "docs", "packaging", "slurm") for path in ROOT.glob(f"{folder}/*.md")]:
         for link in LINK.findall(prose_of(page.read_text())):
             path, _, anchor = link.partition("#")
             target = page.parent / path if path else page
