@@ -84,7 +84,8 @@ def missing_horovod(world: World) -> str | None:
     try:
         import_horovod()
     except MissingLibrary as error:
-        refusal = str(error)
+        is_there = getattr(error.__cause__, "name", None) != "horovod"
+        refusal = str(error) if is_there else "it is not installed (optim.dense_exchange=horovod says how it is)"
     return next(filter(None, world.comm.allgather(refusal)), None)
 
 

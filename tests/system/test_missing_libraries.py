@@ -115,6 +115,6 @@ def test_without_horovod_mpi_trains_to_the_same_bits_and_says_so_in_one_line(tmp
     outcome = run([*launcher_of(2), *program])
     assert outcome.code == 0, outcome.text
     told = [line for line in outcome.text.splitlines() if "without Horovod" in line]
-    assert len(told) == 1 and "HOROVOD_WITH_MPI=1" in told[0], outcome.text
+    assert len(told) == 1 and told[0].endswith("(optim.dense_exchange=horovod says how it is)"), outcome.text
     assert train(2, *SMALL, f"run.dir={tmp_path}/horovod").code == 0
     assert losses(tmp_path / "mpi") == losses(tmp_path / "horovod")
