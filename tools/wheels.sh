@@ -4,7 +4,8 @@
 #
 #   tools/wheels.sh [3.N ...]       default: those of 3.10 to 3.14 that are here, on PATH, in ~/.pyenv or known to uv
 #
-# HETMPI_CUDA=1 adds the GPU's half, by nvcc (setup.py); such a wheel has a version of its own, as in 0.1.0+cuda13.
+# HETMPI_CUDA=1 makes wheels with the GPU's half, as 0.1.0+cuda13, by nvcc and g++, whose C++ library nvcc knows: they
+# need the glibc of this machine, or of a container that it is run in.
 # auditwheel refuses one that needs a newer glibc or other libraries. A wheel in dist/ that is newer than all sources is
 # kept. Work and logs are in build/wheels.
 set -euo pipefail
@@ -61,14 +62,14 @@ build() {  # TAG PYTHON
   find "$work/sources" -name '*.so' -delete
   sed -i "s/^__version__ = .*/__version__ = \"$VERSION\"/" "$work/sources/hetmpi/__init__.py"
   logged "$log" "$2" -m venv "$work/venv"
-  printf '#!/bin/sh\nexec %s c++ %s -Wno-unused-command-line-argument "$@"\n' "$zig" "$target" >"$work/host"
-  chmod +x "$work/host"
-  NVCC_PREPEND_FLAGS="-ccbin $work/host -allow-unsupported-compiler" HETMPI_CUDA=$CUDA HETMPI_MARCH='' CFLAGS=-g0 CXXFLAGS=-g0 CC="$zig cc $target" CXX="$zig c++ $target" \
-    LDSHARED="$zig cc $target $link" LDCXXSHARED="$zig c++ $target $link" \
-    logged "$log" "$python" -m pip wheel -v --no-deps -w "$work/wheel" "$work/sources"
+  local by=(CC="$zig cc $target" CXX="$zig c++ $target" LDSHARED="$zig cc $target $link")
+  by+=(LDCXXSHARED="$zig c++ $target $link")
+  ((!CUDA)) || by=()
+  logged "$log" env HETMPI_CUDA="$CUDA" HETMPI_MARCH= "${by[@]}" "$python" -m pip wheel -v --no-deps -w "$work/wheel" \
+    "$work/sources"
   logged "$log" "$python" -m zipfile -e "$work"/wheel/*.whl "$work/unpacked"
   logged "$log" "$python" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$work"/unpacked/hetmpi/_C.*.so
-  PATH="$WORK/tools/bin:$PATH" logged "$log" auditwheel repair --plat "$PLATFORM" -w "$work/dist" "$work"/wheel/*.whl
+  PATH="$WORK/tools/bin:$PATH" logged "$log" auditwheel repair --plat "${PLATFORM:-auto}" -w "$work/dist" "$work"/wheel/*.whl
   touch -r "$work/began" "$work"/dist/*.whl  # what is edited while it compiles counts as newer
   mv "$work"/dist/*.whl dist/
   rm -rf "$work"
@@ -101,7 +102,7 @@ if ((CUDA)); then
   NVCC=${NVCC:-$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")}
   export NVCC
   major=$("$NVCC" --version | sed -n 's/.*release \([0-9]*\).*/\1/p') || die "HETMPI_CUDA=1, but $NVCC does not run: set NVCC"
-  VERSION+=+cuda$major
+  VERSION+=+cuda$major PLATFORM=
 fi
 export ZIG_GLOBAL_CACHE_DIR=$WORK/zig ZIG_LOCAL_CACHE_DIR=$WORK/zig PIP_DISABLE_PIP_VERSION_CHECK=1
 main "$@"; exit  # on one line: bash reads on in the file only now, which may have changed by then
