@@ -34,22 +34,36 @@ class StallNotices:
         self.waiting: dict[int, str] = {}  # other ranks that wait -> reason
         self.polled_s = 0.0  # processor time of this thread in waits, with what it received meanwhile
         self._sends: list = []
+        self._num_sent = [0] * comm.size  # to each rank
+        self._num_received = 0
 
     def send(self, what: str | None):
         """Notifies other ranks that this one waits for `what`, or with None that the wait has ended."""
         me = self.comm.rank
         partners = range(self.comm.size) if me in self._listeners else self._listeners
         self._sends = [request for request in self._sends if not request.Test()]
-        self._sends += [self.comm.isend((me, what), rank) for rank in partners if rank != me]
+        for rank in partners:
+            if rank != me:
+                self._sends.append(self.comm.isend((me, what), rank))
+                self._num_sent[rank] += 1
 
     def receive(self):
         """Receives the notices of other ranks."""
-        while self.comm.iprobe():
+        while self.comm.iprobe() or self.comm.iprobe():  # Open MPI looks first and moves data then
             rank, what = self.comm.recv()
+            self._num_received += 1
             if what is None:
                 self.waiting.pop(rank, None)
             else:
                 self.waiting[rank] = what
+
+    def free(self):
+        """Frees the communicator, after all notices have been received: one that came later would be taken for a
+        message of the next communicator, which gets the number of this one. Collective."""
+        num_expected = sum(self.comm.alltoall(self._num_sent))
+        while self._num_received < num_expected:
+            self.receive()
+        self.comm.Free()
 
     def warning(self, what: str, waited_s: float) -> str | None:
         """The warning about this rank's wait and those of other ranks; None if another rank prints it."""

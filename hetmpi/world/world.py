@@ -85,7 +85,8 @@ class World:
     def free(self):
         """Frees the communicators, for a program that makes many worlds: MPICH has 2,048, of which a world takes five.
         REQUIRES: its tables are closed. Collective."""
-        for comm in (self.notices.comm, self.node, self.comm):
+        self.notices.free()
+        for comm in (self.node, self.comm):
             comm.Free()
 
     def start_horovod(self):

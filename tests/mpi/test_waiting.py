@@ -9,7 +9,7 @@ from test_table import make_table
 
 from hetmpi.reductions import MpiReductions
 from hetmpi.table.staleness import Staleness
-from hetmpi.world.waiting import StallNotices, ranks_text
+from hetmpi.world.waiting import StallNotices, listeners, ranks_text
 from hetmpi.world.world import World
 
 LATE_S = 1.5
@@ -156,6 +156,16 @@ def test_a_rank_without_a_core_of_its_own_looks_less_often_the_longer_it_waits(w
     looks, until = [], time.monotonic() + 0.3
     assert world.wait(lambda: looks.append(time.monotonic()) or time.monotonic() > until, "for the test")
     assert 10 < len(looks) < 200  # every 5 ms in the end
+
+
+@pytest.mark.mpi
+def test_a_notice_that_nobody_has_read_is_received_before_its_communicator_is_freed(world):
+    """Else Open MPI delivers it to the next communicator."""
+    notices = StallNotices(world.comm.Dup(), ["a"] * world.size)
+    notices.send("for the test")
+    notices.free()
+    if world.rank in listeners(world.size):
+        assert notices.waiting == {rank: "for the test" for rank in range(world.size) if rank != world.rank}
 
 
 class CountingComm:
