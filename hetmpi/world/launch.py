@@ -117,7 +117,7 @@ def abort(error: BaseException, is_traced: bool = False, code: int = 1):
     libc.__cxa_atexit(libc._exit, ctypes.c_void_p(code), None)
     signal.alarm(ABORT_LIMIT_S)
     remove_segments()
-    if MPI.Is_initialized():
+    if size > 1:
         MPI.COMM_WORLD.Abort(code)
     os._exit(code & 0xFF or 1)
 
