@@ -113,7 +113,7 @@ def losses(folder):
 
 def ranks_of(folder):
     """Process ids of the ranks that train into a folder."""
-    pattern = f"^{re.escape(sys.executable)} -m hetmpi.train .*run.dir={re.escape(str(folder))}"
+    pattern = rf"^[^ ]*python[^ ]* -m hetmpi\.train .*run\.dir={re.escape(str(folder))}"
     return [
         int(number)
         for number in subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True).stdout.split()

@@ -28,6 +28,11 @@ def hetmpi(ranks, *arguments, cwd, **extra):
     return run([*mpi, sys.executable, "-m", "hetmpi", *arguments], cwd=cwd, PYTHONPATH=str(ROOT), **extra)
 
 
+def is_hydra():
+    """Whether the launcher is MPICH's."""
+    return "HYDRA" in subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout
+
+
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     """A user's folder: conf/model/, a model file, and a package models/ with the names of hetmpi's modules."""
@@ -131,13 +136,16 @@ def test_a_default_run_keeps_its_model_unless_told_otherwise(own):
 
 @pytest.mark.parametrize("presses, code", [(1, 85), (2, None)])
 def test_ctrl_c_saves_and_a_second_one_ends_at_once(own, presses, code):
-    """Ctrl-C in a terminal sends the signal to mpiexec and to the ranks."""
+    """Ctrl-C in a terminal sends the signal to mpiexec and to the ranks. Open MPI's mpiexec then kills them, unless
+    run.sh started it."""
     folder = own / f"runs/pressed{presses}"
-    command = [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *TINY, "steps=1000000", f"run.dir={folder}"]
+    hydra = [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train"]
+    command = [*(hydra if is_hydra() else [ROOT / "run.sh", "train"]), *TINY, "steps=1000000", f"run.dir={folder}"]
+    env = environment(PYTHONPATH=str(ROOT), HETMPI_VENV=sys.prefix, NP="2")
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        command, cwd=own, env=environment(PYTHONPATH=str(ROOT)), stdin=follower, stdout=follower, stderr=follower,
-        start_new_session=True, preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+        command, cwd=own, env=env, stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(follower)
     text = ""
@@ -214,7 +222,7 @@ pyarrow.OSFile({str(tmp_path / "pipe")!r})
 ], ids=str)  # fmt: skip
 def test_the_line_of_an_ended_program_is_the_last_one(tmp_path, number, waits):
     """Ranks that a signal kills make the launcher print a paragraph."""
-    if "HYDRA" not in subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout:
+    if not is_hydra():
         pytest.skip("Open MPI's launcher prints a paragraph after every code but 0")
     os.mkfifo(tmp_path / "pipe")
     text = f"""
