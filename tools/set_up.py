@@ -300,7 +300,7 @@ class SetUp:
         takes = gb(least_mb)
         if most_mb > least_mb:
             takes += f", or {gb(most_mb)} if pip chooses a torch with CUDA, as PyPI's is (HETMPI_TORCH_INDEX: another)"
-        say(f"{self.venv} takes {takes}; about 3 minutes on 2 cores, and the time of the downloads")
+        say(f"{self.venv} takes {takes}; about 4 minutes on 2 cores, and the time of the downloads")
         need_room(self.venv, least_mb, most_mb, "another folder with HETMPI_VENV")
         need_room(os.environ.get("TMPDIR", "/tmp"), least_mb // 3, most_mb // 2, "another folder with TMPDIR")
 
