@@ -16,7 +16,8 @@ NP=${NP:-$((CORES < 2 ? CORES : 2))}
 # Leaves PATH with the venv's programs first, and MPI_NAME for people to read.
 set_up() {  # GROUPS of packages in requirements.txt
   local settings
-  command -v "$PYTHON" >/dev/null || { echo "run.sh: no python3 on PATH: install it, or set HETMPI_PYTHON" >&2; exit 1; }
+  command -v "$PYTHON" >/dev/null ||
+    { echo "run.sh: no python3 on PATH: install it, or set HETMPI_PYTHON" >&2; exit 1; }
   settings=$("$PYTHON" "$ROOT/tools/set_up.py" "$VENV" "$COMMAND" "$@") || exit
   eval "$settings"
 }

@@ -126,20 +126,24 @@ def units(sources: list[str], folder: Path) -> list[str]:
     return list(map(str, made))
 
 
+class TakeExtensions(build_ext):
+    """Takes the libraries from a wheel."""
+
+    def build_extension(self, ext):
+        library = Path(self.get_ext_fullpath(ext.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.write_bytes(of_core["libraries_of"](wheel)[self.get_ext_filename(ext.name)])
+
+
 class BuildExtensions(build_ext):
     """Compiles .cu files with nvcc before the others. Keeps the objects of the last complete build."""
 
     def finalize_options(self):
         super().finalize_options()
-        if wheel:
-            return
         self.force = True  # links anew: a library in build/ may be of other objects
         self.build_temp = f"build/objects-{digest()}"
 
     def run(self):
-        if wheel:
-            super().run()
-            return
         folder = Path(self.build_temp)
         folder.mkdir(parents=True, exist_ok=True)
         with open("build/lock", "w") as lock:
@@ -159,11 +163,6 @@ class BuildExtensions(build_ext):
                     shutil.rmtree(other)
 
     def build_extension(self, ext):
-        if wheel:
-            library = Path(self.get_ext_fullpath(ext.name))
-            library.parent.mkdir(parents=True, exist_ok=True)
-            library.write_bytes(of_core["libraries_of"](wheel)[self.get_ext_filename(ext.name)])
-            return
         if ext.name == "hetmpi._C" and nvcc:
             ext.extra_objects = [self.compiled(source) for source in KERNELS]
         super().build_extension(ext)
@@ -202,4 +201,7 @@ if arrow:
     core.include_dirs.append(arrow)
     core.extra_compile_args.append("-Wno-array-bounds")  # of branches for longer texts than those that it inlines
 
-setup(ext_modules=[core, Extension("hetmpi._naps", ["cpp/naps.c"])], cmdclass={"build_ext": BuildExtensions})
+setup(
+    ext_modules=[core, Extension("hetmpi._naps", ["cpp/naps.c"])],
+    cmdclass={"build_ext": TakeExtensions if wheel else BuildExtensions},
+)

@@ -25,7 +25,7 @@ sys.path.insert(0, TOOLS)
 
 from set_up_horovod import Horovod  # noqa: E402
 from set_up_packages import Packages, pin, pins_of  # noqa: E402
-from set_up_progress import Progress, say  # noqa: E402
+from set_up_progress import Progress, output, say  # noqa: E402
 
 CHOICES = (
     "HETMPI_PYTHON", "HETMPI_MPI", "HETMPI_MARCH", "HETMPI_CUDA", "HETMPI_HOROVOD", "HETMPI_TORCH_INDEX", "NVCC",
@@ -64,9 +64,8 @@ try:
     makes_venv = True
 except ImportError:
     makes_venv = False
-print(json.dumps({"version": list(sys.version_info[:3]), "makes_venv": makes_venv, "purelib":
-    sysconfig.get_path("purelib"), "tag": "cp%d%d" % sys.version_info[:2], "has_headers":
-    os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))}))
+print(json.dumps({"version": list(sys.version_info[:3]), "makes_venv": makes_venv, "tag": "cp%d%d" %
+    sys.version_info[:2], "has_headers": os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))}))
 """
 # mpi4py's wheel looks for a libmpi by itself: is it the one that Horovod was compiled for?
 ONE_MPI = r"""
@@ -400,11 +399,6 @@ def has_gpu():
     if any(re.match(r"nvidia\d", name) for name in os.listdir("/dev")):
         return True
     return has("nvidia-smi") and "GPU " in output("nvidia-smi", "-L")
-
-
-def output(*command):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-    return done.stdout.decode(errors="replace")
 
 
 def facts_of(python, known={}):  # noqa: B006

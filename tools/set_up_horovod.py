@@ -13,6 +13,7 @@ import subprocess
 import zipfile
 
 from set_up_packages import pin
+from set_up_progress import output
 
 ASKED = r"(HOROVOD_\w+|CUDA_HOME|CC|CXX|(C|CPP|CXX|LD)FLAGS)$"  # variables that Horovod's build obeys
 TORCH = """
@@ -61,17 +62,17 @@ class Horovod:
     def described(self):
         """Everything that decides the binary, but not where the venv is: MPICH from PyPI lies in it, and is found from
         there."""
-        lines = [f"Horovod {pin('horovod')}", said("python", "-c", TORCH), self.set_up.mpi_name]
+        lines = [f"Horovod {pin('horovod')}", output("python", "-c", TORCH), self.set_up.mpi_name]
         if self.set_up.mpi != "mpich":
-            library = os.path.realpath(said("mpicxx", "-print-file-name=libmpi.so").strip())
+            library = os.path.realpath(output("mpicxx", "-print-file-name=libmpi.so").strip())
             with contextlib.suppress(OSError):
                 about = os.stat(library)
                 lines.append(f"{library} {about.st_size} bytes of {int(about.st_mtime)}")
-            lines.append(said("mpicxx", "-show"))
+            lines.append(output("mpicxx", "-show"))
         compiler = os.environ.get("CXX", "c++" if shutil.which("c++") else "g++")
-        lines.append(said(*compiler.split(), "--version"))
+        lines.append(output(*compiler.split(), "--version"))
         if os.environ["HOROVOD_GPU"] or os.environ["HOROVOD_GPU_OPERATIONS"]:
-            lines.append(said("nvcc", "--version"))
+            lines.append(output("nvcc", "--version"))
         lines += sorted(f"{name}={value}" for name, value in os.environ.items() if re.match(ASKED, name))
         return "\n".join([*lines, inspect.getsource(Horovod.compile)])
 
@@ -148,11 +149,6 @@ def edit(file, pattern, replacement):
         text = lines.read()
     with open(file, "w") as out:
         out.write(re.sub(pattern, replacement, text))
-
-
-def said(*command):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-    return done.stdout.decode(errors="replace").strip()
 
 
 def build_jobs():

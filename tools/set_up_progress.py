@@ -40,6 +40,12 @@ def say(text):
     print(f"hetmpi set-up: {text}", file=sys.stderr, flush=True)
 
 
+def output(*command):
+    """What a program prints, to either stream."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    return done.stdout.decode(errors="replace")
+
+
 class Progress:
     """Runs a step's programs, writes what they print to `log`, and shows how far they are until the step ends."""
 

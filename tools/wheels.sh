@@ -69,7 +69,8 @@ build() {  # TAG PYTHON
     "$work/sources"
   logged "$log" "$python" -m zipfile -e "$work"/wheel/*.whl "$work/unpacked"
   logged "$log" "$python" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$work"/unpacked/hetmpi/_C.*.so
-  PATH="$WORK/tools/bin:$PATH" logged "$log" auditwheel repair --plat "${PLATFORM:-auto}" -w "$work/dist" "$work"/wheel/*.whl
+  PATH="$WORK/tools/bin:$PATH" logged "$log" auditwheel repair --plat "${PLATFORM:-auto}" -w "$work/dist" \
+    "$work"/wheel/*.whl
   touch -r "$work/began" "$work"/dist/*.whl  # what is edited while it compiles counts as newer
   mv "$work"/dist/*.whl dist/
   rm -rf "$work"
@@ -101,7 +102,8 @@ VERSION=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' hetmpi/__init__.py) CUDA=${HET
 if ((CUDA)); then
   NVCC=${NVCC:-$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")}
   export NVCC
-  major=$("$NVCC" --version | sed -n 's/.*release \([0-9]*\).*/\1/p') || die "HETMPI_CUDA=1, but $NVCC does not run: set NVCC"
+  major=$("$NVCC" --version | sed -n 's/.*release \([0-9]*\).*/\1/p') ||
+    die "HETMPI_CUDA=1, but $NVCC does not run: set NVCC"
   VERSION+=+cuda$major PLATFORM=
 fi
 export ZIG_GLOBAL_CACHE_DIR=$WORK/zig ZIG_LOCAL_CACHE_DIR=$WORK/zig PIP_DISABLE_PIP_VERSION_CHECK=1

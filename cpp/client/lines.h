@@ -3,15 +3,14 @@
 //
 //   ask     finds the line of each key, and the clocks of usable ones, which owners compare with theirs; the answer may
 //           be on its way while the host goes on (look_up, clocks_within)
-//   judge   begins an iteration with the lines found; which of them are too old, by their owners' clocks (use,
-//   validate) accept  replaces the rows of lines by those of their owners; pending sums are applied on top (refresh)
+//   judge   begins an iteration with the lines found; tells which are too old by their owners' clocks (use, validate)
+//   accept  replaces the rows of lines by those of their owners; pending sums are applied on top (refresh)
 //   rows    the rows of all keys, where the model reads them (gather)
 //   insert  gives keys a line, which may evict others: their sums are released; the slots are there after await_slots()
 //           (insert_and_evict)
 //   update  adds gradients to the sums of lines and previews them; those of keys without a line are released
 //   due     releases the sums that must be pushed (release_due); take returns all that were released. Late ones are
-//   taken
-//           separately: so the host need not wait until a GPU has computed the last gradients
+//           taken separately: so the host need not wait until a GPU has computed the last gradients
 //
 // Arrays of n keys: slots, -1 for none; clocks of the owners. Buffers are from allocate(), which a GPU can read.
 #pragma once
