@@ -335,7 +335,7 @@ class Training:
                 self._prefetch(batches)
             with self.spans("backward"):
                 self.dense.begin()  # starts the allreduce if a parameter got no gradient
-            self.tables.write(keys, {name: self._gradient(name, found) for name, found in rows.items()})
+            self.tables.write(keys, self._gradients(rows))
             with self.spans("allreduce"):
                 self.dense.step(step)
         except NotFinite as problem:
@@ -377,16 +377,19 @@ class Training:
         with doing(self.in_forward), self.precision():
             return in_float32(self.model(rows, batch))
 
-    def _gradient(self, name: str, rows: Tensor) -> Tensor:
-        """The gradient (U, dim) of the mean loss over all ranks with respect to a table's rows."""
-        if len(rows) == 0:
-            return torch.zeros_like(rows)
-        if rows.grad is None:
-            which = f" of the table {name}" if len(self.tables) > 1 else ""
-            raise UserError(
-                f"model={self.config.model_name}: its output does not depend on the rows{which} it is given"
-            )
-        return rows.grad.div_(self.world.size) if self.world.size > 1 else rows.grad
+    def _gradients(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The gradients (U, dim) of the mean loss over all ranks with respect to the rows of each table."""
+        grads = {name: found.grad for name, found in rows.items()}
+        for name in [name for name, grad in grads.items() if grad is None]:
+            if len(rows[name]) > 0:
+                which = f" of the table {name}" if len(self.tables) > 1 else ""
+                raise UserError(
+                    f"model={self.config.model_name}: its output does not depend on the rows{which} it is given"
+                )
+            grads[name] = torch.zeros_like(rows[name])
+        if self.world.size > 1:
+            torch._foreach_div_(list(grads.values()), self.world.size)
+        return grads
 
     def _prefetch(self, batches: Lookahead):
         """Prefetches the rows of the next batches."""
@@ -667,9 +670,9 @@ class Training:
 
         def made(samples):
             batch = make(samples)
-            for name, keys in self.task.keys(batch).items():
-                if name not in self.vocabularies.of_tables:  # ids have no key yet
-                    self.tables[name].check(keys, are_fixed=True)
+            keys = self.task.keys(batch)
+            have_keys = [name for name in keys if name not in self.vocabularies.of_tables]  # ids have none yet
+            self.tables.check({name: keys[name] for name in have_keys}, are_fixed=True)
             return batch
 
         return made

@@ -99,19 +99,17 @@ class ExactClient {
     }
   }
 
-  // Throws std::runtime_error unless write() may be called now: to be called before it.
-  void check_write() const {
-    exchange().check();
-    if (is_written_)
-      throw std::runtime_error(
-          "EmbeddingTable.write: this step is written already: read or flush before the next write");
-  }
-
-  // grads: (n, dim), finite and in host memory, or where the device's rows are.
+  // grads: (n, dim), finite and in host memory, or where the device's rows are. Throws std::runtime_error for a step
+  // that is written already.
   static void write(const Clients& clients, const std::vector<KeysOfCall>& keys, const std::vector<ModelRows>& grads) {
     Spans& spans = *clients.at(0)->table_.spans;
     Exchange& exchange = clients[0]->exchange();
     const bool is_one_node = clients[0]->table_.channel->is_one_node();
+    exchange.check();
+    for (const ExactClient* client : clients)
+      if (client->is_written_)
+        throw std::runtime_error(
+            "EmbeddingTable.write: this step is written already: read or flush before the next write");
     {
       const InPart push(spans, kPush);
       for (const ExactClient* client : clients)
@@ -247,11 +245,11 @@ class ExactClient {
       if (client->reducer_.is_open()) open.push_back(client);
     if (open.empty()) return;
     const InPart drain(*open[0]->table_.spans, kDrain);
+    open[0]->exchange().publish();  // others may wait for this rank's gradients
     for (ExactClient* client : open) client->apply_step();
   }
 
   void apply_step() {
-    exchange().publish();  // others may wait for this rank's gradients
     table_.waits().wait([this] { return reducer_.poll(); },
                         [this] {
                           return Awaited{"in step " + std::to_string(step_ + 1) + " for the gradients of {}",

@@ -69,16 +69,18 @@ class RecentKeys {
  public:
   explicit RecentKeys(size_t most) : most_(most) {}
 
-  size_t most() const { return most_; }
   void set_most(size_t most) { most_ = most; }
 
   void add(std::shared_ptr<Keys> keys) {
+    ++num_added_;
     kept_.push_back(std::move(keys));
     while (kept_.size() > most_) {
       const auto oldest = std::move(kept_.front());
       kept_.pop_front();  // before its end, which may run code that adds keys
     }
   }
+
+  int64_t num_added() const { return num_added_; }
 
   std::vector<std::shared_ptr<Keys>> of_batch(const void* identity) const {
     std::vector<std::shared_ptr<Keys>> found;
@@ -89,6 +91,7 @@ class RecentKeys {
 
  private:
   size_t most_;
+  int64_t num_added_ = 0;
   std::deque<std::shared_ptr<Keys>> kept_;
 };
 

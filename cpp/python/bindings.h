@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
 #include <utility>
 
 namespace hetmpi {
@@ -16,6 +17,9 @@ using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
 // An argument that is not converted: an array of another type or layout is refused, not copied.
 inline py::arg as_is(const char* name) { return std::move(py::arg(name).noconvert()); }
+
+// Position of the first key in keys (n) that has occurred before, -1 if all are distinct (functions.cpp).
+int64_t position_of_repeated(const int64_t* keys, int64_t n);
 
 void bind_functions(py::module_& m);
 void bind_hashing(py::module_& m);  // compiled with HETMPI_HASHING (setup.py)

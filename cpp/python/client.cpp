@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -20,6 +21,7 @@
 #include "python/arrays.h"
 #include "python/bindings.h"
 #include "python/shard_arrays.h"
+#include "schedule.h"
 
 namespace hetmpi {
 namespace {
@@ -27,25 +29,34 @@ namespace {
 // Rows and gradients as tensors.
 
 // As a tensor (n, dim), in the same memory: that of the model's processor, if another one computes it.
-py::object object_of(const ModelRows& rows, const Lines::Form& form) {
+py::object object_of(const ModelRows& rows, const Lines::Form& form, const py::object& from_numpy) {
   if (form.computes_beside) return *static_cast<const py::object*>(rows.memory.get());
   const Array<float> array({static_cast<ssize_t>(rows.num), static_cast<ssize_t>(form.dim)}, rows.at,
                            owner_of(rows.memory));
-  return py::module_::import("torch").attr("from_numpy")(array);
+  return from_numpy(array);
 }
 
-// The rows of a tensor (n, dim) in host memory.
-Buffer<float> host_rows_of(const py::object& tensor, int64_t dim) {
-  Array<float> array = tensor.attr("numpy")().cast<Array<float>>();
-  check_shape(array, "gradients", {-1, static_cast<ssize_t>(dim)});
-  return buffer_of(std::move(array));
+// The numbers of a tensor of this type in host memory; nothing of another object.
+template <typename T>
+std::optional<Array<T>> numbers_of(const py::object& tensor) {
+  try {
+    const py::object numbers = tensor.attr("numpy")();
+    if (py::isinstance<py::array_t<T, 0>>(numbers)) return numbers.cast<Array<T>>();
+  } catch (const py::error_already_set&) {
+  }
+  return std::nullopt;
 }
 
-// The rows of a tensor (n, dim), where these lines read them.
-ModelRows rows_of(const py::object& tensor, const Lines& lines) {
-  const auto n = tensor.attr("size")(0).cast<int64_t>();
-  if (lines.form().computes_beside) return device_rows_of(tensor, n);
-  const Buffer<float> rows = host_rows_of(tensor, lines.form().dim);
+// The gradients (n, dim) of keys, which are finite, in host memory. Of another object Python makes such a tensor, or
+// raises UserError.
+ModelRows host_grads(const py::object& tensor, const Keys& keys, const Table& table) {
+  const ssize_t n = keys.size(), dim = table.lines->form().dim;
+  std::optional<Array<float>> grads = numbers_of<float>(tensor);
+  if (!grads || grads->ndim() != 2 || grads->shape(0) != n || grads->shape(1) != dim)
+    grads = numbers_of<float>(
+        py::module_::import("hetmpi.table.client").attr("gradients")(tensor, py::make_tuple(n, dim), "cpu"));
+  const Buffer<float> rows = buffer_of(std::move(*grads));
+  refuse_if_not_finite(keys.array.data(), n, rows.data(), dim);
   return {rows.data(), n, rows.memory()};
 }
 
@@ -212,25 +223,45 @@ std::vector<uint8_t> ranks_in(const Mask& mask, const Partition& partition) {
   return {mask.data(), mask.data() + mask.size()};
 }
 
-PyKeys keys_of(const KeySpace& space, const py::object& tensor, const Array<int64_t>& values, bool are_fixed) {
-  const int64_t *key = values.data(), n = values.size();
+struct PyKeySpace : KeySpace {
+  RecentKeys recent{0};
+};
+
+// Keys of a tensor, checked; null if it has keys that repeat or are not in the table, or something else. Those that
+// were checked last are found again, unless they have other values now. are_fixed: the values stay as they are.
+// may_repeat: keys for one call, which may.
+PyKeys checked_keys(PyKeySpace& space, const py::object& tensor, bool are_fixed, bool may_repeat) {
+  std::vector<PyKeys> recent;  // copied: numpy() may let another thread add keys
+  if (!may_repeat) recent = space.recent.of_batch(tensor.ptr());
+  for (const PyKeys& keys : recent)
+    if (keys->are_fixed) return keys;
+  const auto values = numbers_of<int64_t>(tensor);
+  if (!values || values->ndim() != 1) return nullptr;
+  const int64_t *key = values->data(), n = values->size();
+  for (const PyKeys& keys : recent)
+    if (keys->has_values(key, n)) return keys;
   std::shared_ptr<const void> identity(kept(tensor), tensor.ptr());
-  py::gil_scoped_release release;
-  PyKeys keys = std::make_shared<Keys>(space, key, n, std::move(identity));
+  PyKeys keys;
+  {
+    py::gil_scoped_release release;
+    if (!may_repeat && position_of_repeated(key, n) >= 0) return nullptr;
+    try {
+      keys = std::make_shared<Keys>(space, key, n, std::move(identity));
+    } catch (const std::out_of_range&) {
+      return nullptr;
+    }
+  }
   keys->are_fixed = are_fixed;
+  if (!may_repeat) space.recent.add(keys);
   return keys;
 }
 
-// Those of this tensor, if it still has their values; else null.
-PyKeys found_again(const RecentKeys& recent, const py::object& tensor) {
-  const auto found = recent.of_batch(tensor.ptr());  // copied: numpy() may let another thread add keys
-  for (const PyKeys& keys : found)
-    if (keys->are_fixed) return keys;
-  if (found.empty()) return nullptr;
-  const auto values = Array<int64_t>::ensure(tensor.attr("numpy")());
-  for (const PyKeys& keys : found)
-    if (values && keys->has_values(values.data(), values.size())) return keys;
-  return nullptr;
+std::vector<PyKeys> check_keys(const std::vector<PyKeySpace*>& spaces, const std::vector<py::object>& tensors,
+                               bool are_fixed, bool may_repeat) {
+  std::vector<PyKeys> keys;
+  for (size_t i = 0; i < spaces.size(); ++i)
+    keys.push_back(spaces[i] == nullptr ? nullptr : checked_keys(*spaces[i], tensors.at(i), are_fixed, may_repeat));
+  return keys;
 }
 
 std::vector<KeysOfCall> calls_of(const std::vector<PyKeys>& keys) {
@@ -243,12 +274,6 @@ template <typename Client>
 void check_clients(const std::vector<Client*>& clients) {
   for (const Client* of : clients)
     if (of == nullptr) throw std::invalid_argument("a call takes clients, got None");
-}
-
-// Gradients (n, dim) for n keys.
-void check_rows(const py::object& grads, const Keys& keys) {
-  if (grads.attr("size")(0).cast<int64_t>() != keys.size())
-    throw std::invalid_argument("gradients must have a row for each key");
 }
 
 // The verbs of a client: static calls on several of them. grads_of(tensor, keys, client): gradients as write() takes
@@ -267,8 +292,9 @@ void bind_verbs(Bind& bind, GradsOf grads_of) {
               rows = Client::read(clients, keys_of_call);
             }
             py::list tensors;
+            const py::object from_numpy = py::module_::import("torch").attr("from_numpy");
             for (size_t i = 0; i < rows.size(); ++i)
-              tensors.append(object_of(rows[i], clients[i]->table().lines->form()));
+              tensors.append(object_of(rows[i], clients[i]->table().lines->form(), from_numpy));
             return tensors;
           },
           "clients"_a, "keys"_a,
@@ -286,15 +312,18 @@ void bind_verbs(Bind& bind, GradsOf grads_of) {
             check_clients(clients);
             const auto keys_of_call = calls_of(keys);
             std::vector<ModelRows> rows;
-            for (size_t i = 0; i < clients.size(); ++i) {
-              check_rows(grads.at(i), *keys.at(i));
-              rows.push_back(grads_of(grads[i], *keys[i], *clients[i]));
+            {
+              const InPart push(*clients.at(0)->table().spans, kPush);
+              for (size_t i = 0; i < clients.size(); ++i)
+                rows.push_back(grads_of(grads.at(i), *keys.at(i), *clients[i]));
             }
             py::gil_scoped_release release;
             Client::write(clients, keys_of_call, rows);
           },
           "clients"_a, "keys"_a, "grads"_a,
-          "Pushes gradients (n, dim) of each table's Keys, or keeps them pending for a later push.")
+          "Pushes gradients (n, dim) of each table's Keys, or keeps them pending for a later push. Raises UserError "
+          "for "
+          "another shape or dtype, NotFinite for numbers that are not finite, before any leaves.")
       .def(
           "peek",
           [](const Client& client, const PyKeys& keys) {
@@ -318,45 +347,52 @@ void bind_keys(py::module_& m) {
       .def_property_readonly(
           "array", [](const Keys& of) { return array_of(of.array); }, "Their values: (n,) int64.")
       .def_property_readonly("route", [](const Keys& of) { return of.route; }, "Their owners.");
-  py::class_<KeySpace>(m, "KeySpace", "The keys of a table, as one rank sees them (cpp/client/keys.h).")
-      .def(py::init(
-               [](const Partition& partition, int64_t rank, const Mask& remote, const Mask& admitted, Lines* lines) {
-                 return KeySpace{partition, rank, ranks_in(remote, partition), ranks_in(admitted, partition), lines};
-               }),
+  py::class_<PyKeySpace>(m, "KeySpace", "The keys of a table, as one rank sees them (cpp/client/keys.h).")
+      .def(py::init([](const Partition& partition, int64_t rank, const Mask& remote, const Mask& admitted,
+                       Lines* lines) {
+             return PyKeySpace{{partition, rank, ranks_in(remote, partition), ranks_in(admitted, partition), lines}};
+           }),
            "partition"_a, "rank"_a, as_is("remote_ranks"), as_is("admitted_ranks"), "lines"_a, py::keep_alive<1, 6>(),
            "Masks (size,) bool of the ranks on other nodes, and of those whose rows may be cached.")
-      .def("keys", &keys_of, "tensor"_a, as_is("values"), "are_fixed"_a = false,
-           "Keys of values (n,) int64. tensor: identifies the batch. are_fixed: its values stay as they are. Raises "
-           "IndexError for a key that is not in the table. Thread-safe.");
-  py::class_<RecentKeys>(m, "RecentKeys", "Keys that were checked last.")
-      .def(py::init<size_t>(), "most"_a)
-      .def_property("most", &RecentKeys::most, &RecentKeys::set_most, "How many are kept.")
-      .def("add", &RecentKeys::add, "keys"_a)
-      .def("find", &found_again, "tensor"_a, "Those of this tensor, None if its values are others now.");
+      .def(
+          "remember", [](PyKeySpace& of, size_t most) { of.recent.set_most(most); }, "most"_a,
+          "So many of the batches that check_keys() checked last are found again.")
+      .def_property_readonly("num_checked", [](const PyKeySpace& of) { return of.recent.num_added(); });
+  m.def("check_keys", &check_keys, "spaces"_a, "tensors"_a, "are_fixed"_a = false, "may_repeat"_a = false,
+        "Keys of a tensor (n,) int64 for each table, None for one of another dtype, shape or place, or with keys that "
+        "repeat or are not in the table. Tensors that were checked are found again if they have the same values. "
+        "are_fixed: they will. may_repeat: keys for one call, which may. Thread-safe.");
 }
 
 // Gradients at s = 0: where the device's rows are; else in host memory and finite, for which those of a GPU are waited.
 ModelRows exact_grads(const py::object& grads, const Keys& keys, const ExactClient& client) {
   const Table& table = client.table();
-  const InPart push(*table.spans, kPush);
-  if (client.has_device_rows()) return rows_of(grads, *table.lines);
-  const Lines::Form& form = table.lines->form();
-  const Buffer<float> rows = host_rows_of(grads.attr("cpu")(), form.dim);
-  if (form.computes_beside) refuse_if_not_finite(keys.array.data(), keys.size(), rows.data(), form.dim);
-  return {rows.data(), keys.size(), rows.memory()};
+  if (client.has_device_rows()) return device_rows_of(grads, keys.size());
+  return host_grads(table.lines->form().computes_beside ? grads.attr("cpu")() : grads, keys, table);
+}
+
+void bind_schedule(py::module_& m) {
+  py::class_<Schedule>(m, "Schedule", "Factor of learning rates over steps (cpp/schedule.h).")
+      .def(py::init([](int kind, int64_t warmup_steps, int64_t total_steps, double floor, double decay, int64_t drops) {
+             return Schedule{static_cast<Schedule::Kind>(kind), warmup_steps, total_steps, floor, decay, drops};
+           }),
+           "kind"_a, "warmup_steps"_a, "total_steps"_a, "floor"_a, "decay"_a, "drops"_a,
+           "kind: place in Schedule::Kind.")
+      .def_readwrite("drops", &Schedule::drops, "Times that a metric stayed on a plateau.")
+      .def("factor", &Schedule::factor, "step"_a, "Factor of the base learning rate at a step, counted from 0.");
 }
 
 void bind_exact(py::module_& m) {
   py::class_<DeviceRows>(m, "DeviceRows", "Rows of a table of one rank where the model is (cpp/client/device_rows.h).");
   py::class_<ExactClient> bind(m, "ExactClient", "One rank's side of a table at s = 0 (cpp/client/exact.h).");
-  bind.def(py::init([](const Table& table, ShardArrays& shard, const RowOptimizer& rule, ExactClient::Rate rate,
-                       DeviceRows* device) {
+  bind.def(py::init([](const Table& table, ShardArrays& shard, const RowOptimizer& rule, double lr,
+                       const Schedule* schedule, DeviceRows* device) {
              StepReducer reducer(shard.ends({shard.dim(), false}), table.rank(), shard.core(), shard.applied());
-             return new ExactClient(table, std::move(reducer), rule, std::move(rate), device);
+             const auto rate = [=](int64_t step) { return lr * schedule->factor(step); };
+             return new ExactClient(table, std::move(reducer), rule, rate, device);
            }),
-           "table"_a, "shard"_a, "rule"_a, "rate"_a, "device"_a,
-           "shard: this rank's. rate: learning rate of a step, counted from 0. device: has the rows, None if the shard "
-           "has them. The caller keeps what is given.");
+           "table"_a, "shard"_a, "rule"_a, "lr"_a, "schedule"_a, "device"_a,
+           "shard: this rank's. device: has the rows, None if the shard has them. The caller keeps what is given.");
   bind_verbs<ExactClient>(bind, &exact_grads);
   bind.def_static(
           "apply_written",
@@ -365,7 +401,6 @@ void bind_exact(py::module_& m) {
             ExactClient::apply_written(clients);
           },
           "clients"_a, WithoutGil(), "Applies the gradients of all ranks' last write, without a barrier.")
-      .def("check_write", &ExactClient::check_write, "Raises RuntimeError unless write() may be called now.")
       .def("receive_all", &ExactClient::receive_all, WithoutGil())
       .def("receive_pending", &ExactClient::receive_pending, WithoutGil(),
            "Takes the gradients that have arrived, while this rank waits for others.")
@@ -375,16 +410,23 @@ void bind_exact(py::module_& m) {
 
 void bind_bounded(py::module_& m) {
   py::class_<BoundedClient> bind(m, "BoundedClient", "One rank's side of a table at s >= 1 (cpp/client/bounded.h).");
-  bind.def(py::init([](const Table& table, PushApplier* owner, const RowOptimizer& rule, BoundedClient::Rates rates,
-                       int64_t bound, size_t batches_per_pull, float anticipate) {
-             const BoundedClient::Settings settings{bound, batches_per_pull, anticipate};
-             return new BoundedClient(table, owner, rule, std::move(rates), settings);
-           }),
-           "table"_a, "owner"_a, "rule"_a, "rates"_a, "bound"_a, "batches_per_pull"_a, "anticipate"_a,
-           "owner: applies pushes to this rank's shard. rates: learning rates of a step, counted from 0, and of some "
-           "that follow. The caller keeps what is given.");
-  bind_verbs<BoundedClient>(bind, [](const py::object& grads, const Keys&, const BoundedClient& client) {
-    return rows_of(grads, *client.table().lines);
+  bind.def(
+      py::init([](const Table& table, PushApplier* owner, const RowOptimizer& rule, double lr, const Schedule* schedule,
+                  int64_t lead, int64_t bound, size_t batches_per_pull, float anticipate) {
+        const BoundedClient::Settings settings{bound, batches_per_pull, anticipate};
+        const auto rates = [=](int64_t step) {
+          std::vector<double> of_steps;
+          for (int64_t next = step; next <= step + lead; ++next) of_steps.push_back(lr * schedule->factor(next));
+          return of_steps;
+        };
+        return new BoundedClient(table, owner, rule, rates, settings);
+      }),
+      "table"_a, "owner"_a, "rule"_a, "lr"_a, "schedule"_a, "lead"_a, "bound"_a, "batches_per_pull"_a, "anticipate"_a,
+      "owner: applies pushes to this rank's shard. lead: steps by which another rank may be ahead. The caller "
+      "keeps what is given.");
+  bind_verbs<BoundedClient>(bind, [](const py::object& grads, const Keys& keys, const BoundedClient& client) {
+    const Table& table = client.table();
+    return table.lines->form().computes_beside ? device_rows_of(grads, keys.size()) : host_grads(grads, keys, table);
   });
   bind.def("send_all", &BoundedClient::send_all, WithoutGil(),
            "Sends all pending gradients of this rank to their owners and waits until they are applied.")
@@ -412,7 +454,7 @@ void bind_client(py::module_& m) {
   m.attr("MOST_AHEAD") = kMostAhead;
   bind_keys(m);
   py::class_<Table>(m, "Table", "What the client of a table uses (cpp/client/client.h).")
-      .def(py::init([](const KeySpace* space, const NodeRows* node, Channel* channel, Lines* lines, Spans* spans,
+      .def(py::init([](const PyKeySpace* space, const NodeRows* node, Channel* channel, Lines* lines, Spans* spans,
                        Counters* counters, std::vector<RingProducer*> rings) {
              if (rings.size() != static_cast<size_t>(space->partition.size()))
                throw std::invalid_argument("a table takes a ring, or None, for each rank");
@@ -420,6 +462,7 @@ void bind_client(py::module_& m) {
            }),
            "space"_a, "node"_a, "channel"_a, "lines"_a, "spans"_a, "counters"_a, "rings"_a,
            "rings: of each rank, to another owner of this node, else None. The caller keeps what is given.");
+  bind_schedule(m);
   bind_exact(m);
   bind_bounded(m);
 }

@@ -18,7 +18,7 @@
 namespace hetmpi {
 namespace {
 
-// Of the last call of unique(), unique_of_table() or first_repeated(), which finds them again.
+// Of the last call of unique(), unique_of_tables() or position_of_repeated(), which finds them again.
 thread_local KeyIndex distinct_keys;
 // Of the last call of note_distinct(), likewise.
 thread_local std::vector<int64_t> distinct_elsewhere;
@@ -44,42 +44,42 @@ py::tuple unique(const Array<int64_t>& ids) {
   return py::make_tuple(keys, index);
 }
 
-py::tuple unique_of_table(const Array<int64_t>& ids, const std::vector<int64_t>& columns,
-                          const std::vector<Array<int64_t>>& lists, int64_t first, Array<int64_t> index) {
+py::list unique_of_tables(const Array<int64_t>& ids, const std::vector<std::vector<int64_t>>& columns,
+                          const std::vector<std::vector<Array<int64_t>>>& lists, Array<int64_t> index) {
   static thread_local TableKeys found;
-  KeyIndex& seen = distinct_keys;
   check_shape(ids, "ids", {-1, -1});
   check_shape(index, "index", {ids.shape(0), ids.shape(1)});
-  check_in(columns.data(), static_cast<ssize_t>(columns.size()), ids.shape(1), "columns");
-  std::vector<TableKeys::List> values;
-  for (const auto& list : lists) values.emplace_back(list.data(), list.size());
-  {
-    const ssize_t n = ids.shape(0), width = ids.shape(1);
+  const ssize_t n = ids.shape(0), width = ids.shape(1);
+  const KeyIndex& seen = distinct_keys;
+  py::list of_tables;
+  int64_t first = 0;
+  for (size_t i = 0; i < columns.size(); ++i, first += seen.size()) {
+    check_in(columns[i].data(), static_cast<ssize_t>(columns[i].size()), width, "columns");
+    std::vector<TableKeys::List> values;
+    for (const auto& list : lists.at(i)) values.emplace_back(list.data(), list.size());
     const int64_t* id = ids.data();
     int64_t* out = index.mutable_data();
-    py::gil_scoped_release release;
-    found.take(&seen, id, n, width, columns, values, first, out);
+    {
+      py::gil_scoped_release release;
+      found.take(&distinct_keys, id, n, width, columns[i], values, first, out);
+    }
+    py::list of_lists;
+    const int64_t* numbers = found.numbers().data() + n * static_cast<ssize_t>(columns[i].size());
+    for (const auto& [_, num] : values) {
+      of_lists.append(Array<int64_t>(num, numbers));
+      numbers += num;
+    }
+    of_tables.append(py::make_tuple(Array<int64_t>(seen.size(), seen.keys().data()),
+                                    Array<int64_t>(seen.size(), found.counts().data()), of_lists));
   }
-  py::list of_lists;
-  const int64_t* numbers = found.numbers().data() + ids.shape(0) * static_cast<ssize_t>(columns.size());
-  for (const auto& [_, num] : values) {
-    of_lists.append(Array<int64_t>(num, numbers));
-    numbers += num;
-  }
-  return py::make_tuple(Array<int64_t>(seen.size(), seen.keys().data()),
-                        Array<int64_t>(seen.size(), found.counts().data()), of_lists);
+  return of_tables;
 }
 
-// Position of the first key in keys (n,) that has occurred before, -1 if all are distinct.
 int64_t first_repeated(const Array<int64_t>& keys) {
   check_shape(keys, "keys", {-1});
-  const ssize_t n = keys.shape(0);
-  const int64_t* key = keys.data();
-  KeyIndex& seen = distinct_keys;
-  const std::vector<int64_t>& known = distinct_elsewhere;
+  const int64_t *key = keys.data(), n = keys.size();
   py::gil_scoped_release release;
-  if (n == static_cast<ssize_t>(known.size()) && std::equal(known.begin(), known.end(), key)) return -1;
-  return seen.first_repeated(key, n);
+  return position_of_repeated(key, n);
 }
 
 bool all_finite(const Array<float>& values) {
@@ -164,14 +164,23 @@ void spread_add_rows(const Array<float>& values, const Array<int64_t>& offsets, 
 
 }  // namespace
 
+int64_t position_of_repeated(const int64_t* keys, int64_t n) {
+  const std::vector<int64_t>& known = distinct_elsewhere;
+  if (n == static_cast<int64_t>(known.size()) && std::equal(known.begin(), known.end(), keys)) return -1;
+  return distinct_keys.first_repeated(keys, n);
+}
+
 void bind_functions(py::module_& m) {
   m.def("unique", &unique, as_is("ids"),
         "ids (N,) int64 -> keys (U,) int64 in order of first appearance, index (N,) int64 with ids == keys[index].");
   m.def(
-      "unique_of_table", &unique_of_table, as_is("ids"), "columns"_a, "lists"_a, "first"_a, as_is("index"),
-      "Distinct keys of a table in a batch: those of its columns of ids (B, F) int64, row by row, then of lists, each "
-      "(n,) int64. Their numbers, from `first` on, go to the same columns of index (B, F). Returns keys (U,) int64 in "
-      "order of first appearance, how often each occurs (U,) int64, and the numbers of each list (n,) int64.");
+      "unique_of_tables", &unique_of_tables, as_is("ids"), "columns"_a, "lists"_a, as_is("index"),
+      "Distinct keys of each table in a batch: those of its columns of ids (B, F) int64, row by row, then of its "
+      "lists, "
+      "each (n,) int64. Their numbers, counted on from table to table, go to the same columns of index (B, F). Returns "
+      "of each table keys (U,) int64 in order of first appearance, how often each occurs (U,) int64, and the numbers "
+      "of "
+      "each list (n,) int64.");
   m.def("first_repeated", &first_repeated, as_is("keys"),
         "Position of the first of keys (n,) int64 that stands before in keys too, -1 if all are distinct.");
   m.def("note_distinct", &note_distinct, as_is("keys"),

@@ -218,24 +218,22 @@ class FeatureBatches:
         singles = [feature for feature in features if feature.pool is None]
         bags = [feature for feature in features if feature.pool is not None]
         self._num_bags = len(bags)
-        self._columns = {name: [i for i, feature in enumerate(singles) if feature.table == name] for name in tables}
+        self._columns = [[i for i, feature in enumerate(singles) if feature.table == name] for name in tables]
         self._bags = {name: [i for i, feature in enumerate(bags) if feature.table == name] for name in tables}
 
     def __call__(self, samples: Samples) -> Batch:
         """The batch of `samples`. Raises SamplesError as check_samples."""
         check_samples(samples, self._num_bags)
         ids, bags = np.ascontiguousarray(samples.ids), [np.empty(0, np.int64)] * self._num_bags
-        index, keys, counts, num_rows = np.empty(ids.shape, np.int64), {}, {}, 0
-        for name, columns in self._columns.items():
-            own = self._bags[name]
-            values = [samples.bags[i].values for i in own]
-            found, num, places = _C.unique_of_table(ids, columns, values, num_rows, index)
+        index, keys, counts = np.empty(ids.shape, np.int64), {}, {}
+        values = [[samples.bags[i].values for i in own] for own in self._bags.values()]
+        found = _C.unique_of_tables(ids, self._columns, values, index)
+        for (name, own), (of_table, num, places) in zip(self._bags.items(), found):
             for i, of_bag in zip(own, places):
                 bags[i] = of_bag
             if name in self._open_tables:
                 counts[name] = num
-            keys[name] = torch.from_numpy(found)
-            num_rows += len(found)
+            keys[name] = torch.from_numpy(of_table)
         offsets = (torch.from_numpy(bag.offsets) for bag in samples.bags)
         bags = tuple(zip(map(torch.from_numpy, bags), offsets))
         return batch_of(samples, keys, torch.from_numpy(index), bags, counts)

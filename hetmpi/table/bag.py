@@ -20,8 +20,9 @@ from torch.nn import functional
 from hetmpi import _C
 from hetmpi.errors import NotFinite, UserError
 from hetmpi.open_rows import FIRST_KEY, LFU, OpenRows, check_open_rows
+from hetmpi.table.client import kind_of
 from hetmpi.table.optim import RowOptimizer
-from hetmpi.table.table import EmbeddingTable, kind_of
+from hetmpi.table.table import EmbeddingTable
 from hetmpi.table.vocabularies import Vocabularies
 from hetmpi.table.vocabulary import Vocabulary
 from hetmpi.world.launch import default_world

@@ -23,7 +23,8 @@ class BspClient(_C.ExactClient):
         self.channel, self.why, self._opened = opened.channel, opened.why, opened
         self._shard = context.memory.local.in_core  # which the core borrows, for its StepReducer
         device_rows = context.memory.local.device_rows
-        super().__init__(opened.core, self._shard, context.rule, context.optimizer.lr_at, device_rows)
+        optimizer = context.optimizer
+        super().__init__(opened.core, self._shard, context.rule, optimizer.lr, optimizer.schedule, device_rows)
         self.pays_ahead = False
         if self.channel.is_collective:
             [ms] = trial_ms(world, [self.channel], context.partition, context.num_rows)

@@ -13,7 +13,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi._C import Keys
-from hetmpi.errors import NotFinite
+from hetmpi.errors import NotFinite, UserError
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.spans import Spans
 from hetmpi.table.optim import RowOptimizer
@@ -51,7 +51,7 @@ class Client(Protocol):
 
     @staticmethod
     def write(clients: Clients, keys: Sequence[Keys], grads: Sequence[torch.Tensor]) -> None:
-        """Pushes gradients (U, dim), or keeps them pending for a later push."""
+        """Pushes gradients (U, dim), or keeps them pending for a later push. Raises as EmbeddingTable.write."""
 
     @staticmethod
     def settle(clients: Clients) -> None:
@@ -59,9 +59,6 @@ class Client(Protocol):
 
     def peek(self, keys: Keys) -> np.ndarray:
         """The owners' rows (U, dim), for evaluation; neither the cache nor the counters are used."""
-
-    def check_write(self) -> None:
-        """Raises RuntimeError unless write() may be called now."""
 
     def flush(self) -> None:
         """Applies all updates at their owners. Collective."""
@@ -134,6 +131,22 @@ class OpenTable:
             context.space, node, self.channel, context.cache, context.spans, context.counters, rings
         )  # fmt: skip
         self._kept = context, node, rings
+
+
+def gradients(grads: torch.Tensor, shape: tuple[int, int], device: torch.device | str) -> torch.Tensor:
+    """Gradients as the core takes them: contiguous, without a graph. Raises UserError unless they are float32 of this
+    shape on this device."""
+    is_right = isinstance(grads, torch.Tensor) and grads.dtype == torch.float32
+    if not (is_right and grads.shape == shape and grads.device == torch.device(device)):
+        raise UserError(
+            f"EmbeddingTable.write: grads must be float32 of shape {shape} on {device}, got {kind_of(grads)}"
+        )
+    return grads.detach().contiguous()
+
+
+def kind_of(value) -> str:
+    """dtype, shape and device of a tensor, or the type of another object, for messages."""
+    return f"{value.dtype} {tuple(value.shape)} on {value.device}" if torch.is_tensor(value) else type(value).__name__
 
 
 def check_finite(keys, values: np.ndarray, which: str = "gradients"):

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
+from hetmpi._C import Keys
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError
 from hetmpi.spans import Spans
-from hetmpi.table.table import EmbeddingTable
+from hetmpi.table.table import EmbeddingTable, check_keys
 from hetmpi.wire.channel import Channel
 
 
@@ -53,7 +54,7 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def read(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """table -> keys (U,) to table -> rows (U, dim)."""
-        given = {name: table.check(keys[name]) for name, table in self.items()}  # all, before the first request
+        given = self._checked(keys, "read")  # all, before the first request
         rows = {}
         for alike in self._alike:
             clients = [table.client for table in alike.values()]
@@ -67,7 +68,9 @@ class TableGroup(Mapping[str, EmbeddingTable]):
     def prefetch(self, keys: dict[str, Tensor]):
         """Announces a batch that a later read() will request by the same tensors."""
         with self._spans("prefetch"):
-            given = {name: table.to_announce(keys[name]) for name, table in self.items()}
+            given = self._checked(keys, "prefetch")
+            for name, table in self.items():
+                table.want(given[name])
             for alike in self._alike:
                 clients = [table.client for table in alike.values()]
                 clients[0].announce(clients, [given[name] for name in alike])
@@ -75,10 +78,19 @@ class TableGroup(Mapping[str, EmbeddingTable]):
     def write(self, keys: dict[str, Tensor], grads: dict[str, Tensor]):
         """keys: table -> (U,); grads: table -> (U, dim)."""
         with self._spans("push"):  # checks all, then sends
-            given = {name: table.to_write(keys[name], grads[name]) for name, table in self.items()}
+            given = self._checked(keys, "write")
+            grads = {name: table.gradients(given[name], grads[name]) for name, table in self.items()}
         for alike in self._alike:
             clients = [table.client for table in alike.values()]
-            clients[0].write(clients, *zip(*[given[name] for name in alike]))
+            clients[0].write(clients, [given[name] for name in alike], [grads[name] for name in alike])
+
+    def check(self, keys: dict[str, Tensor], are_fixed: bool = False):
+        """As EmbeddingTable.check, of these tables."""
+        check_keys([self._tables[name] for name in keys], list(keys.values()), "read", are_fixed)
+
+    def _checked(self, keys: dict[str, Tensor], verb: str) -> dict[str, Keys]:
+        checked = check_keys(list(self._tables.values()), [keys[name] for name in self._tables], verb)
+        return dict(zip(self._tables, checked))
 
     def settle(self):
         for alike in self._alike:

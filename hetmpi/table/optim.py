@@ -57,11 +57,3 @@ class RowOptimizer:
         if self.rule == "momentum":
             beta1 = DEFAULT_MOMENTUM if self.momentum is None else self.momentum
         return _C.RowOptimizer(self.rule, dim, self.weight_decay, beta1, self.beta2, eps, self.l1, self.l2)
-
-    def lr_at(self, step: int) -> float:
-        """Learning rate at `step`, counted from 0."""
-        return self.lr * self.schedule.factor(step)
-
-    def lrs_at(self, step: int, num: int) -> list[float]:
-        """Learning rates of `num` steps from `step` on."""
-        return [self.lr * factor for factor in self.schedule.factors(step, num)]

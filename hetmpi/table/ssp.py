@@ -24,10 +24,11 @@ class SspClient(_C.BoundedClient):
         """exchange: messages, windows or auto. Collective."""
         self.context, world = context, context.world
         has_states = context.rule.preview_dim > 0 and context.cache.capacity_rows > 0
-        rates = partial(context.optimizer.lrs_at, num=LEAD + 1)
         # The owner's side: its thread applies pushes from the rings while this rank computes.
         self.applier = _C.PushApplier(context.memory.local.in_core, context.rule)
-        self.applier.set_step(rates(0), 1)  # others may push before the first write of this rank
+        lr, schedule = context.optimizer.lr, context.optimizer.schedule
+        rates = [lr * schedule.factor(step) for step in range(LEAD + 1)]
+        self.applier.set_step(rates, 1)  # others may push before the first write of this rank
         weakref.finalize(self, world.stop, self.applier)  # of a table that is dropped without close()
         self._stop = at_exit(world, nothing, partial(world.stop, self.applier))
         opened = OpenTable(context, exchange, has_states, self.applier)
@@ -35,7 +36,7 @@ class SspClient(_C.BoundedClient):
         if world.is_one_node:
             context.set_batches_per_pull(1)  # there is nothing to fetch ahead
         super().__init__(
-            opened.core, self.applier, context.rule, rates, context.bound, context.batches_per_pull,
+            opened.core, self.applier, context.rule, lr, schedule, LEAD, context.bound, context.batches_per_pull,
             context.staleness.factor(world.size),
         )  # fmt: skip
         self._unpin = nothing
@@ -52,9 +53,6 @@ class SspClient(_C.BoundedClient):
     @staticmethod
     def settle(clients: Clients):
         """Other ranks do not depend on a write."""
-
-    def check_write(self):
-        """A batch may be written any number of times."""
 
     @property
     def num_histories(self) -> int:

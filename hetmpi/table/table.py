@@ -6,7 +6,7 @@ ssp.py for s >= 1, HET's client, where reads may be s iterations behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -24,7 +24,7 @@ from hetmpi.owner.store import INBOX_BYTES, Shard, layouts_of, table_seed
 from hetmpi.spans import Spans
 from hetmpi.table.bsp import BspClient
 from hetmpi.table.cache import CacheSettings
-from hetmpi.table.client import MOST_AHEAD, Client, TableContext, check_finite
+from hetmpi.table.client import MOST_AHEAD, Client, TableContext, gradients, kind_of
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.ssp import SspClient
 from hetmpi.table.staleness import Staleness
@@ -83,7 +83,7 @@ class EmbeddingTable:
         self.num_used = num_rows if first_rows is None else first_rows
         self.vocabulary = None
         self.spans, self._counts = spans or Spans(), _C.Counters()
-        self._recent = _C.RecentKeys(MOST_KNOWN)  # keys checked, see remember()
+        self.key_space: _C.KeySpace | None = None
         rule = optimizer.core(dim)
         record, layouts = layouts_of(
             world, self.partition, rule, dim, staleness.is_exact, inbox_bytes, store.name if store else "memory"
@@ -112,12 +112,13 @@ class EmbeddingTable:
             self.cache.set_drift(self.staleness.drift, world.size - 1)
         self.device = self.cache.device if self.cache.computes_beside else torch.device("cpu")
         admitted = cache.admitted(world, self.device) & (self.cache.capacity_rows > 0)
-        self._space = _C.KeySpace(self.partition, world.rank, world.is_remote, admitted, self.cache)
+        self.key_space = _C.KeySpace(self.partition, world.rank, world.is_remote, admitted, self.cache)
+        self.remember(batches=0)
         memory.fence()
         memory.start_reading()
         self._context = TableContext(
             world, memory, self.partition, self.num_rows, self.optimizer, rule, record, self.staleness, self.cache,
-            self._space, self._counts, self.spans, batches_per_pull=per_pull,
+            self.key_space, self._counts, self.spans, batches_per_pull=per_pull,
         )  # fmt: skip
         self.client = (BspClient if self.staleness.is_exact else SspClient)(self._context, exchange)
 
@@ -129,15 +130,15 @@ class EmbeddingTable:
         Collective at s = 0 after a write; with exchange messages always. Raises UserError for keys of another dtype or
         shape, out of range, or given twice."""
         with self.spans("find"):
-            checked = self.check(keys)
-        return self.client.read([self.client], [checked])[0]
+            checked = check_keys([self], [keys], "read")
+        return self.client.read([self.client], checked)[0]
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
         """The owners' rows, for evaluation: uses neither cache nor counters, and keys may repeat. Not collective,
         except with exchange messages. REQUIRES: flush() since a write, on every rank; at s >= 1 no rank writes again
         before all have made their last peek: let them meet then, as by world.meet("to evaluate")."""
-        checked = self._checked(keys, "peek", are_unique=False)
-        return torch.from_numpy(self.client.peek(checked)).to(self.device)
+        checked = check_keys([self], [keys], "peek", may_repeat=True)
+        return torch.from_numpy(self.client.peek(checked[0])).to(self.device)
 
     def prefetch(self, keys: torch.Tensor):
         """Announces a batch that a later read will request by the same tensor `keys`, so that its rows on other nodes
@@ -148,7 +149,9 @@ class EmbeddingTable:
         exact; by messages, where all ranks announce alike, rows of the batch after the next one come during the next
         step. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
         with self.spans("prefetch"):
-            self.client.announce([self.client], [self.to_announce(keys)])
+            checked = check_keys([self], [keys], "prefetch")
+            self.want(checked[0])
+            self.client.announce([self.client], checked)
 
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
         """Pushes the gradients of this step, now or later: keys (U,) int64, unique, grads (U, dim) float32 on `device`.
@@ -159,8 +162,9 @@ class EmbeddingTable:
         s >= 1 when their sum is sent; with rows on the GPU in the next write or flush, and nothing is applied), and at
         s = 0 RuntimeError if the step is already written."""
         with self.spans("push"):
-            checked, values = self.to_write(keys, grads)
-        self.client.write([self.client], [checked], [values])
+            checked = check_keys([self], [keys], "write")
+            grads = self.gradients(checked[0], grads)
+        self.client.write([self.client], checked, [grads])
 
     def settle(self):
         """Completes the last write before this rank waits for others in another way, as in an allreduce: at s = 0 the
@@ -184,7 +188,7 @@ class EmbeddingTable:
         """Frees the memory. Arrays taken from `shard` must not be used any more, and updates not flushed are lost. A
         second call has no effect. Collective."""
         client, self.client = self.client, None
-        self._recent = _C.RecentKeys(0)
+        self.key_space = None
         if client is not None:
             client.close()
         self.shard = None
@@ -248,69 +252,59 @@ class EmbeddingTable:
 
     def remember(self, batches: int):
         """For a loader that checks keys of so many batches before the first of them is announced."""
-        self._recent.most = MOST_KNOWN + batches
+        self.key_space.remember(MOST_KNOWN + batches)
 
     def check(self, keys: torch.Tensor, are_fixed: bool = False) -> Keys:
         """Checks keys that read, prefetch and write will get as the same tensor, which then need not. are_fixed: their
         values stay as they are; otherwise these calls compare them with those checked. Thread-safe: for the thread that
         makes a batch. Returns them for the client. Raises as read()."""
-        recent = self._recent.find(keys)
-        return self._checked(keys, "read", are_fixed=are_fixed) if recent is None else recent
+        return check_keys([self], [keys], "read", are_fixed)[0]
 
-    def to_announce(self, keys: torch.Tensor) -> Keys:
-        """Checked keys for the client, whose rows on this rank's disk are on their way. Raises as prefetch()."""
-        recent = self._recent.find(keys)
-        checked = self._checked(keys, "prefetch") if recent is None else recent
+    def want(self, keys: Keys):
+        """Lets the rows of checked keys come from this rank's disk, if they are there, before they are read."""
         if self.memory.reads_ahead:
-            self.memory.want(checked.route)
-        return checked
+            self.memory.want(keys.route)
 
-    def to_write(self, keys: torch.Tensor, grads: torch.Tensor) -> tuple[Keys, torch.Tensor]:
-        """Checked keys and gradients for the client. Raises as write()."""
-        recent = self._recent.find(keys)
-        checked = self._checked(keys, "write") if recent is None else recent
-        self.client.check_write()
+    def gradients(self, keys: Keys, grads: torch.Tensor) -> torch.Tensor:
+        """Gradients for the client: those of a GPU checked, others are by the client. Raises as write()."""
         if self.memory.reads_ahead:
             self.memory.count_pages(self._counts)
-        shape = len(checked), self.dim
-        is_right = isinstance(grads, torch.Tensor) and grads.dtype == torch.float32
-        if not (is_right and grads.shape == shape and grads.device == self.device):
-            raise UserError(
-                f"EmbeddingTable.write: grads must be float32 of shape {shape} on {self.device}, got {kind_of(grads)}"
-            )
-        values = grads.detach().contiguous()
-        if not self.cache.computes_beside and not _C.all_finite(values.numpy()):  # a GPU's: when they are sent
-            check_finite(checked.array, values.numpy())
-        return checked, values
+        return gradients(grads, (len(keys), self.dim), self.device) if self.cache.computes_beside else grads
 
-    def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True, are_fixed: bool = False) -> Keys:
-        """The keys of a batch that is not among the recent ones."""
-        if self.client is None:
-            self._check_open()
+    def refuse(self, keys: torch.Tensor, verb: str):
+        """Raises as read(), for keys that check_keys() takes not."""
+        self._check_open()
         if not isinstance(keys, torch.Tensor) or keys.dtype != torch.int64 or keys.dim() != 1 or not keys.is_cpu:
             raise UserError(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")
         array = keys.contiguous().numpy()
-        again = _C.first_repeated(array) if are_unique else -1
-        if again >= 0:
+        wrong = array[(array < 0) | (array >= self.num_rows)]
+        if len(wrong) == 0:
+            again = array[_C.first_repeated(array)]
             raise UserError(
-                f"EmbeddingTable.{verb}: keys must be unique, got {array[again]} twice: take torch.unique(ids, "
+                f"EmbeddingTable.{verb}: keys must be unique, got {again} twice: take torch.unique(ids, "
                 "return_inverse=True) and look rows up by the inverse (hetmpi.look_up)"
             )
-        try:
-            checked = self._space.keys(keys, array, are_fixed)
-        except IndexError:
-            wrong = array[(array < 0) | (array >= self.num_rows)]
-            raise UserError(
-                f"EmbeddingTable.{verb}: keys must lie in [0, {self.num_rows:,}), got {wrong[0]} "
-                f"({wrong.size:,} of {array.size:,} are out of range)"
-            ) from None
-        if are_unique:
-            self._recent.add(checked)
-        return checked
+        raise UserError(
+            f"EmbeddingTable.{verb}: keys must lie in [0, {self.num_rows:,}), got {wrong[0]} "
+            f"({wrong.size:,} of {array.size:,} are out of range)"
+        )
 
     def _check_open(self):
         if self.client is None:
             raise RuntimeError("EmbeddingTable: the table is closed")
+
+
+def check_keys(
+    tables: Sequence[EmbeddingTable], keys: Sequence[torch.Tensor], verb: str, are_fixed: bool = False,
+    may_repeat: bool = False,
+) -> list[Keys]:  # fmt: skip
+    """Checked keys (U,) of each table, for its client. verb: the method that got them, for messages. are_fixed: as of
+    EmbeddingTable.check. may_repeat: keys for one call, which may. Raises as EmbeddingTable.read."""
+    found = _C.check_keys([table.key_space for table in tables], keys, are_fixed, may_repeat)
+    for table, of_table, checked in zip(tables, keys, found) if None in found else ():
+        if checked is None:
+            table.refuse(of_table, verb)
+    return found
 
 
 def ahead_at_0(reads_disk: bool, asks_others: bool) -> int:
@@ -343,8 +337,3 @@ def check_on_gpu(world: World, staleness: Staleness, device: torch.device, store
         raise UserError(f"table.store={store} needs table.staleness=0, where no rows are cached: set that, or {cure}")
     if world.size > 1:
         raise UserError(f"table.store={store} is for one rank, this run has {world.size}: set {cure}")
-
-
-def kind_of(value) -> str:
-    """dtype, shape and device of a tensor, or the type of another object, for messages."""
-    return f"{value.dtype} {tuple(value.shape)} on {value.device}" if torch.is_tensor(value) else type(value).__name__

@@ -5,7 +5,6 @@ import pytest
 import torch
 from launch import summary
 
-from hetmpi import _C
 from hetmpi.run import build
 from hetmpi.run.config import compose
 from hetmpi.run.plan import Plan, memory_lines, traffic_lines
@@ -174,24 +173,13 @@ def test_batches_whose_rows_come_from_disk_are_announced_and_count(look_ahead, a
     training.close()
 
 
-class Counting(_C.RecentKeys):
-    """Counts the keys that are checked."""
-
-    num = 0
-
-    def add(self, keys):
-        self.num += 1
-        super().add(keys)
-
-
 @pytest.mark.parametrize("prefetch", [1, 24])
 def test_the_keys_of_a_batch_are_checked_once_however_many_are_prefetched(tmp_path, prefetch):
     world = World()
     training = Training(world, composed(world, tmp_path, "steps=40", f"loader.prefetch={prefetch}"), CPU, Spans())
-    table = training.tables["table"]
-    table._recent = checked = Counting(table._recent.most)
+    space = training.tables["table"].key_space
     training.run()
     if training.log:
         training.log.close()
     training.close()
-    assert checked.num == 40
+    assert space.num_checked == 40

@@ -274,10 +274,10 @@ def computed(values: torch.Tensor, table: EmbeddingTable) -> torch.Tensor:
     return values
 
 
-def to_write(table, keys, grads, of_table=EmbeddingTable.to_write):
+def gradients(table, keys, grads, of_table=EmbeddingTable.gradients):
     """As EmbeddingTable's, with gradients that torch's stream computes."""
-    checked, values = of_table(table, keys, grads)
-    return checked, computed(values, table) if table.cache.computes_beside else values
+    values = of_table(table, keys, grads)
+    return computed(values, table) if table.cache.computes_beside else values
 
 
 def read(table, keys, of_table=EmbeddingTable.read):
@@ -296,4 +296,4 @@ def read_group(group, keys, of_group=TableGroup.read):
 
 
 read_unseen, read_table_unseen = TableGroup.read, EmbeddingTable.read  # into rows that torch does not read
-EmbeddingTable.to_write, EmbeddingTable.read, TableGroup.read = to_write, read, read_group
+EmbeddingTable.gradients, EmbeddingTable.read, TableGroup.read = gradients, read, read_group

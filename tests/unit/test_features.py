@@ -90,18 +90,20 @@ def test_parts_are_concatenated_in_order():
 def test_keys_of_a_table_are_those_of_its_columns_row_by_row_then_of_its_lists(seed):
     draw = np.random.default_rng(seed)
     ids = draw.integers(0, 9, (draw.integers(0, 20), 4)) * (1 << 40)
-    columns = draw.permutation(4)[: draw.integers(0, 4)].tolist()
-    lists = [draw.integers(0, 12, draw.integers(0, 30)) * (1 << 40) for _ in range(draw.integers(0, 3))]
-    first, index = int(draw.integers(0, 100)), np.full(ids.shape, -1)
-    keys, counts, places = _C.unique_of_table(ids, columns, lists, first, index)
-    found, numbers = _C.unique(np.concatenate([ids[:, columns].reshape(-1), *lists]))
-    ends = np.cumsum([len(ids) * len(columns), *map(len, lists)])
-    expected = np.full(ids.shape, -1)
-    expected[:, columns] = first + numbers[: ends[0]].reshape(len(ids), len(columns))
-    assert keys.tolist() == found.tolist() and counts.tolist() == np.bincount(numbers, minlength=len(found)).tolist()
+    columns = np.split(draw.permutation(4), draw.integers(0, 5, 1))
+    lists = [[draw.integers(0, 12, draw.integers(0, 30)) * (1 << 40) for _ in range(draw.integers(0, 3))] for _ in "ab"]
+    index, expected, first = np.full(ids.shape, -1), np.full(ids.shape, -1), 0
+    found = _C.unique_of_tables(ids, columns, lists, index)
+    for own, of_table, (keys, counts, places) in zip(columns, lists, found, strict=True):
+        distinct, numbers = _C.unique(np.concatenate([ids[:, own].reshape(-1), *of_table]))
+        ends = np.cumsum([len(ids) * len(own), *map(len, of_table)])
+        expected[:, own] = first + numbers[: ends[0]].reshape(len(ids), len(own))
+        assert keys.tolist() == distinct.tolist()
+        assert counts.tolist() == np.bincount(numbers, minlength=len(distinct)).tolist()
+        for of_list, begin, end in zip(places, ends, ends[1:]):
+            assert of_list.tolist() == (first + numbers[begin:end]).tolist()
+        first += len(keys)
     assert index.tolist() == expected.tolist()
-    for of_list, begin, end in zip(places, ends, ends[1:]):
-        assert of_list.tolist() == (first + numbers[begin:end]).tolist()
 
 
 @pytest.mark.parametrize("count", [0, 1, 40])
