@@ -2,7 +2,7 @@
 
     ./run.sh doctor                in a checkout, on NP ranks (2)
     mpirun -np N hetmpi doctor     on hosts of your choice; under Slurm srun -n N hetmpi doctor
-    hetmpi doctor --clean          only removes the files that your killed MPICH runs have left in /dev/shm
+    hetmpi doctor --clean          only removes the files of MPI that your killed runs have left in /dev/shm
 
 Prints each finding and ends with OK and exit code 0, or with advice and exit code 1. Every way to fetch rows is checked
 for correct values before it is timed.
@@ -32,6 +32,7 @@ from hetmpi.run.device import gpu_problem
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.commands import command
 from hetmpi.world.cores import usable_cores
+from hetmpi.world.early_signals import SEGMENTS
 from hetmpi.world.launch import launch
 from hetmpi.world.launcher import local_rank
 from hetmpi.world.mpi import BUILD_HOROVOD, MPI, mpi_libraries, network, srun_mpi
@@ -143,10 +144,10 @@ def describe_machine(world: World, report: Report):
         )
     left = abandoned_segments()
     left_bytes = sum(path.stat().st_size for path in left)
-    report.line("left of killed runs", f"{len(left)} files of MPICH in /dev/shm, {left_bytes / GIB:.1f} GiB")
+    report.line("left of killed runs", f"{len(left)} files of MPI in /dev/shm, {left_bytes / GIB:.1f} GiB")
     if left_bytes > shm_bytes / 10:
         report.cure(
-            f"{len(left)} files of killed MPICH runs take {left_bytes / GIB:.1f} GiB of /dev/shm: remove them by "
+            f"{len(left)} files of killed runs take {left_bytes / GIB:.1f} GiB of /dev/shm: remove them by "
             f"`{command('doctor --clean')}`"
         )
     problem = gpu_problem()
@@ -154,9 +155,9 @@ def describe_machine(world: World, report: Report):
 
 
 def abandoned_segments() -> list[Path]:
-    """Files of MPICH in /dev/shm that belong to this user and that no process maps: killed runs leave them."""
+    """Files of MPI in /dev/shm that belong to this user and that no process maps: killed runs leave them."""
     old = []
-    for path in Path("/dev/shm").glob("mpich_shm_*"):
+    for path in (path for name in SEGMENTS for path in Path("/dev/shm").glob(f"{name}*")):
         with contextlib.suppress(FileNotFoundError):  # its run has just ended
             found = path.stat()
             is_old = time.time() - found.st_mtime > NEW_S  # a starting run maps its file soon
@@ -179,7 +180,7 @@ def clean():
             removed.append(path.stat().st_size)
             path.unlink()
     num_bytes = sum(removed)
-    print(f"hetmpi: removed {len(removed)} files of killed MPICH runs from /dev/shm, {num_bytes / 1e6:.1f} MB")
+    print(f"hetmpi: removed {len(removed)} files of killed runs from /dev/shm, {num_bytes / 1e6:.1f} MB")
 
 
 def examine_windows(world: World, report: Report):

@@ -11,6 +11,8 @@ import threading
 
 from hetmpi.world.launcher import is_first_rank
 
+# Files of MPICH and of Open MPI in /dev/shm, by how their names begin.
+SEGMENTS = ("mpich_shm_", "vader_segment.", "sm_segment.", "osc_sm.", "osc_rdma.")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -54,8 +56,9 @@ def leave_interrupts_to_python():
 
 
 def remove_segments():
-    """Unlinks MPICH's shared-memory files in /dev/shm, which ranks leave behind when they are killed."""
+    """Unlinks MPI's shared-memory files in /dev/shm, which ranks leave behind when they are killed."""
+    names = "|".join(map(re.escape, SEGMENTS))
     with open("/proc/self/maps") as maps:
-        for path in set(re.findall(r"/dev/shm/mpich_shm_\w+", maps.read())):
+        for path in set(re.findall(rf"/dev/shm/(?:{names})[^\s/]+", maps.read())):
             with contextlib.suppress(OSError):  # another rank has removed it
                 os.unlink(path)

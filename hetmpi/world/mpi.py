@@ -18,7 +18,7 @@ from collections.abc import MutableMapping
 from hetmpi.errors import MissingLibrary, ReportedElsewhere, UserError, show_in_one_line
 from hetmpi.world.commands import command
 from hetmpi.world.cores import cores_of_ranks
-from hetmpi.world.launcher import is_first_rank, local_size
+from hetmpi.world.launcher import JOB_SIZES, SIZES, is_first_rank, local_size
 
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
 MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")
@@ -161,10 +161,8 @@ def srun_mpi() -> str:
 def check_launcher(size: int):
     """Raises UserError if a launcher started several processes that MPI did not join: N jobs of one rank each."""
     check_torchrun(size)
-    launcher = [
-        name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE") if os.environ.get(name, "").isdigit()
-    ]
-    for name in launcher or ["SLURM_NTASKS"]:
+    launcher = [name for name in SIZES if os.environ.get(name, "").isdigit()]
+    for name in launcher or JOB_SIZES:
         declared = os.environ.get(name, "")
         if declared.isdigit() and int(declared) != size:
             refuse_launch(

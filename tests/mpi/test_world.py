@@ -16,6 +16,7 @@ from hetmpi.errors import UserError
 from hetmpi.schedule import Schedule
 from hetmpi.world import mpi as module
 from hetmpi.world.launch import check_same_command, describe, first_difference
+from hetmpi.world.launcher import JOB_SIZES, SIZES
 from hetmpi.world.mpi import MPI, check_launcher, check_library, check_one_mpi, check_torchrun, libraries_in, start_mpi
 from hetmpi.world.same_build import check_same_build, own_build
 from hetmpi.world.world import World
@@ -55,6 +56,16 @@ def test_a_launcher_that_agrees_with_mpi_is_believed_over_slurm(monkeypatch):
     monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
     monkeypatch.setenv("PMI_SIZE", "2")
     check_launcher(2)
+
+
+@pytest.mark.parametrize("name", [*SIZES, *JOB_SIZES])
+def test_a_launcher_that_started_ranks_whom_mpi_does_not_see_is_refused(monkeypatch, name):
+    for other in (*SIZES, *JOB_SIZES, "WORLD_SIZE"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "8")
+    check_launcher(8)
+    with pytest.raises(UserError, match=f"the launcher says {name}=8, but MPI sees 1 rank"):
+        check_launcher(1)
 
 
 @pytest.mark.parametrize("of_rank", [{"RANK": "0", "LOCAL_RANK": "0"}, {"TORCHELASTIC_RUN_ID": "none"}])

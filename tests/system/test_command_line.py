@@ -169,8 +169,9 @@ def test_ctrl_c_saves_and_a_second_one_ends_at_once(own, presses, code):
 
 
 @pytest.mark.long
-def test_doctor_clean_removes_segments_of_no_living_process(own):
-    dead, living, fresh = (Path(f"/dev/shm/mpich_shm_{name}{os.getpid()}") for name in ("dead", "living", "fresh"))
+@pytest.mark.parametrize("name", ["mpich_shm_", "vader_segment.vm.0.109b0001.", "sm_segment.vm.0.5fbb0000."])
+def test_doctor_clean_removes_segments_of_no_living_process(own, name):
+    dead, living, fresh = (Path(f"/dev/shm/{name}{state}{os.getpid()}") for state in ("dead", "living", "fresh"))
     for path in (dead, living, fresh):
         path.write_bytes(b"x" * 4096)
     for path in (dead, living):
