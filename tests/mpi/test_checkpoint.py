@@ -435,7 +435,7 @@ def test_a_trainer_refuses_a_checkpoint_that_is_whole_by_its_hashes_alone(tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size, num_open", [(16, 64), (1024, 256)])
+@pytest.mark.parametrize("size, num_open", [(16, 64), pytest.param(1024, 256, marks=pytest.mark.rare)])
 def test_a_checkpoint_of_many_ranks_is_loaded_and_exported_with_few_open_files(tmp_path, size, num_open):
     write_checkpoint(tmp_path / "step-00000001", 1, size)
     write_checkpoint(tmp_path / "step-00000002", 2, size, base=tmp_path / "step-00000001")

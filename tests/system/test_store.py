@@ -65,8 +65,8 @@ def test_a_full_disk_ends_the_run_with_a_checkpoint_that_goes_on_elsewhere(tmp_p
     assert ends[0]["step"] == ends[1]["step"] == 60 and ends[0]["loss"] == ends[1]["loss"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.rare), 3])
+@pytest.mark.rare
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_the_tests_of_tables_pass_with_a_hundredth_of_the_rows_in_memory(tmp_path, ranks):
     files = [f"tests/mpi/test_{name}.py" for name in ("table", "look_ahead", "checkpoint", "vocabulary", "windows")]
     python = [sys.executable, "-m", "mpi4py", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
