@@ -321,9 +321,8 @@ void bind_verbs(Bind& bind, GradsOf grads_of) {
             Client::write(clients, keys_of_call, rows);
           },
           "clients"_a, "keys"_a, "grads"_a,
-          "Pushes gradients (n, dim) of each table's Keys, or keeps them pending for a later push. Raises UserError "
-          "for "
-          "another shape or dtype, NotFinite for numbers that are not finite, before any leaves.")
+          "Pushes gradients (n, dim) of each table's Keys, or keeps them pending for a later push. Before any leaves, "
+          "raises UserError for another shape or dtype, NotFinite for numbers that are not finite.")
       .def(
           "peek",
           [](const Client& client, const PyKeys& keys) {
@@ -378,7 +377,11 @@ void bind_schedule(py::module_& m) {
            }),
            "kind"_a, "warmup_steps"_a, "total_steps"_a, "floor"_a, "decay"_a, "drops"_a,
            "kind: place in Schedule::Kind.")
-      .def_readwrite("drops", &Schedule::drops, "Times that a metric stayed on a plateau.")
+      .def_readwrite("warmup_steps", &Schedule::warmup_steps)
+      .def_readwrite("total_steps", &Schedule::total_steps)
+      .def_readwrite("floor", &Schedule::floor)
+      .def_readwrite("decay", &Schedule::decay)
+      .def_readwrite("drops", &Schedule::drops)
       .def("factor", &Schedule::factor, "step"_a, "Factor of the base learning rate at a step, counted from 0.");
 }
 

@@ -176,11 +176,9 @@ void bind_functions(py::module_& m) {
   m.def(
       "unique_of_tables", &unique_of_tables, as_is("ids"), "columns"_a, "lists"_a, as_is("index"),
       "Distinct keys of each table in a batch: those of its columns of ids (B, F) int64, row by row, then of its "
-      "lists, "
-      "each (n,) int64. Their numbers, counted on from table to table, go to the same columns of index (B, F). Returns "
-      "of each table keys (U,) int64 in order of first appearance, how often each occurs (U,) int64, and the numbers "
-      "of "
-      "each list (n,) int64.");
+      "lists, each (n,) int64. Their numbers, counted on from table to table, go to the same columns of index (B, F). "
+      "Returns of each table keys (U,) int64 in order of first appearance, how often each occurs (U,) int64, and the "
+      "numbers of each list (n,) int64.");
   m.def("first_repeated", &first_repeated, as_is("keys"),
         "Position of the first of keys (n,) int64 that stands before in keys too, -1 if all are distinct.");
   m.def("note_distinct", &note_distinct, as_is("keys"),
