@@ -54,7 +54,7 @@ ModelRows host_grads(const py::object& tensor, const Keys& keys, const Table& ta
   std::optional<Array<float>> grads = numbers_of<float>(tensor);
   if (!grads || grads->ndim() != 2 || grads->shape(0) != n || grads->shape(1) != dim)
     grads = numbers_of<float>(
-        py::module_::import("hetmpi.table.client").attr("gradients")(tensor, py::make_tuple(n, dim), "cpu"));
+        py::module_::import("hetmpi.table.client").attr("checked_gradients")(tensor, py::make_tuple(n, dim), "cpu"));
   const Buffer<float> rows = buffer_of(std::move(*grads));
   refuse_if_not_finite(keys.array.data(), n, rows.data(), dim);
   return {rows.data(), n, rows.memory()};

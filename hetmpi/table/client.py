@@ -133,7 +133,7 @@ class OpenTable:
         self._kept = context, node, rings
 
 
-def gradients(grads: torch.Tensor, shape: tuple[int, int], device: torch.device | str) -> torch.Tensor:
+def checked_gradients(grads: torch.Tensor, shape: tuple[int, int], device: torch.device | str) -> torch.Tensor:
     """Gradients as the core takes them: contiguous, without a graph. Raises UserError unless they are float32 of this
     shape on this device."""
     is_right = isinstance(grads, torch.Tensor) and grads.dtype == torch.float32

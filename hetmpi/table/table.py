@@ -24,7 +24,7 @@ from hetmpi.owner.store import INBOX_BYTES, Shard, layouts_of, table_seed
 from hetmpi.spans import Spans
 from hetmpi.table.bsp import BspClient
 from hetmpi.table.cache import CacheSettings
-from hetmpi.table.client import MOST_AHEAD, Client, TableContext, gradients, kind_of
+from hetmpi.table.client import MOST_AHEAD, Client, TableContext, checked_gradients, kind_of
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.ssp import SspClient
 from hetmpi.table.staleness import Staleness
@@ -266,13 +266,14 @@ class EmbeddingTable:
             self.memory.want(keys.route)
 
     def gradients(self, keys: Keys, grads: torch.Tensor) -> torch.Tensor:
-        """Gradients for the client: those of a GPU checked, others are by the client. Raises as write()."""
+        """Gradients for the client, which checks those in host memory itself; those of a GPU are checked here. Also
+        counts the pages that the disk has read. Raises as write()."""
         if self.memory.reads_ahead:
             self.memory.count_pages(self._counts)
-        return gradients(grads, (len(keys), self.dim), self.device) if self.cache.computes_beside else grads
+        return checked_gradients(grads, (len(keys), self.dim), self.device) if self.cache.computes_beside else grads
 
     def refuse(self, keys: torch.Tensor, verb: str):
-        """Raises as read(), for keys that check_keys() takes not."""
+        """Raises as read(), for keys that check_keys() does not take."""
         self._check_open()
         if not isinstance(keys, torch.Tensor) or keys.dtype != torch.int64 or keys.dim() != 1 or not keys.is_cpu:
             raise UserError(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")

@@ -21,10 +21,10 @@ def sections():
     return {heading: blocks_of(text) for heading, text in zip(parts[1::2], parts[2::2])}
 
 
-RARE = (
-    *("Early stopping and the best checkpoint", "Resume on another number of ranks", "A sweep"),
+RARE = [
+    "Early stopping and the best checkpoint", "Resume on another number of ranks", "A sweep",
     "A larger batch, and 16 bits",
-)
+]  # fmt: skip
 
 
 def pasted(text, folder, *options, **extra):

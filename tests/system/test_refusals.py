@@ -101,7 +101,7 @@ def test_a_wrong_setting(override, words):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
+@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE"])
 def test_a_launcher_that_started_lonely_ranks(name):
     check_refused(train(0, *SMALL, **{name: "2"}), "(hetmpi doctor shows it)")
 
