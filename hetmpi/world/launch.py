@@ -29,11 +29,27 @@ LONGEST_DELAY_S = 6.0
 ABORT_LIMIT_S = 2
 LEFT_EARLY = 85  # exit code of a run that a signal ended early, after it saved a checkpoint
 _failure_calls: list[Callable[[str], None]] = []
+_failed = memoryview(bytearray(1))  # shared by the ranks of this node: whether abort() was called on one of them
 
 
 def on_failure(call: Callable[[str], None]):
     """From now on abort() calls this, and no other, with its message, on the rank that fails. It must not raise."""
     _failure_calls[:] = [call]
+
+
+def has_failed() -> bool:
+    """Whether a rank of this node ends the job, and has told or will tell why."""
+    return bool(_failed[0])
+
+
+def share_failure(world: World):
+    """Lets has_failed() of each rank know about the others of its node. Collective."""
+    global _failed
+    window = world.share_memory(1 if world.node.rank == 0 else 0)
+    _failed = memoryview(window.Shared_query(0)[0])
+    if world.node.rank == 0:
+        _failed[0] = 0
+    world.node.Barrier()
 
 
 def launch(main):
@@ -45,6 +61,7 @@ def launch(main):
     try:
         share_gpus()
         world = World()
+        share_failure(world)
         advise_naps(world)
         share_cores(world.node)
         check_same_command(world)
@@ -94,6 +111,7 @@ def abort(error: BaseException, is_traced: bool = False, code: int = 1):
     When several ranks fail together, each delays by its rank, so that only the lowest one prints. Output of the
     libraries during the abort is suppressed, so that it does not hide the message."""
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
+    _failed[0] = 1
     libc = ctypes.CDLL(None)
     # SIGTERM ends this process, so that the launcher can end the ranks that fail after the first one: by an exit, as a
     # launcher prints a paragraph about a death by a signal. libc sets it, because Python's signal.signal works in the

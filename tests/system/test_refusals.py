@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from launch import ROOT, SMALL, mpiexec, run, train
+from launch import ROOT, SMALL, launcher_of, mpiexec, run, train
 
 from hetmpi.errors import UserError
 from hetmpi.log.record import Run
@@ -40,6 +40,28 @@ def refusal(*overrides):
     if training is not None:
         training.close()
     return str(problem.value)
+
+
+FAILS_IN_SET_UP = """
+import time
+from hetmpi.errors import UserError
+from hetmpi.run.preemption import Preemption
+from hetmpi.world.launch import launch
+
+def main(world):
+    preemption = Preemption(world)
+    if world.rank == 1:
+        raise UserError("rank 1 has no file")
+    time.sleep(60)
+
+launch(main)
+"""
+
+
+def test_ranks_that_are_ended_after_one_has_failed_say_nothing():
+    """Open MPI's launcher sends them SIGTERM, which a scheduler sends as well."""
+    outcome = run([*launcher_of(2), sys.executable, "-c", FAILS_IN_SET_UP])
+    check_refused(outcome, "hetmpi:", "rank 1 has no file")
 
 
 @pytest.mark.parametrize("override", ["optim.rows=lion", "model._target_=nowhere.Model"])
