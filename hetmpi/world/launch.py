@@ -43,9 +43,10 @@ def has_failed() -> bool:
 
 
 def share_failure(world: World):
-    """Lets has_failed() of each rank know about the others of its node. Collective."""
+    """Lets has_failed() of each rank know about the others of its node. Collective, and so is the program's end."""
     global _failed
     window = world.share_memory(1 if world.node.rank == 0 else 0)
+    atexit.register(window.Free)
     _failed = memoryview(window.Shared_query(0)[0])
     if world.node.rank == 0:
         _failed[0] = 0
@@ -61,11 +62,11 @@ def launch(main):
     try:
         share_gpus()
         world = World()
-        share_failure(world)
         advise_naps(world)
         share_cores(world.node)
         check_same_command(world)
         put_current_folder_before_packages()
+        share_failure(world)
         main(world)
     except SystemExit as leaving:
         code = leaving.code
