@@ -199,7 +199,7 @@ test_at() (  # RANKS PYTEST ARGS...
   [[ $color == no ]] || set -- -v "$@"  # a line for each test, else one for each file
   set_mpi_defaults $((ranks < 3 ? 3 : ranks))  # tests at one rank start others themselves
   if ((ranks == 1)); then
-    set -- -n $((CORES < 4 ? CORES : 4)) --dist loadfile "$@" "${given[@]}"
+    set -- -n $((CORES < 4 ? CORES + 1 : 4)) --dist loadfile "$@" "${given[@]}"
     $stop python -m pytest --junitxml="$logs/rank0.xml" -m "$PICKED" "$@"
   elif ((${#given[@]} || CORES < 2)); then
     (test_ranks "$logs" "$@" "${given[@]}")

@@ -1,11 +1,14 @@
 """Runs programs as a user does, in separate processes."""
 
+import atexit
+import functools
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -14,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+FORKED = str(ROOT / "tests/support/forked.py")
 LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "HYDRA_", "MPI_LOCAL", "PRTE_")
 NODE_MODELS = ("gat", "gcn", "graphsage")  # of task=node
 LINK_MODELS = ("complex", "distmult", "rescal", "rotate", "simple", "transe")  # of task=link
@@ -47,9 +51,12 @@ def environment(**extra):
     return {**env, "PYTHONPATH": path, "HETMPI_TEST_RUN": uuid.uuid4().hex, **extra}
 
 
-def run(command, timeout_s=120, cwd=ROOT, **extra):
-    """Runs a command to its end."""
+def run(command, timeout_s=120, cwd=ROOT, may_fork=True, **extra):
+    """Runs a command to its end. may_fork: modules of hetmpi may start by forked.py, unless the environment is to
+    differ, of which a start may depend."""
     env, text, told_at = environment(**extra), "", None
+    if may_fork and not extra:
+        command = forking(command)
     process = subprocess.Popen(
         command, cwd=cwd, env=env, text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -63,6 +70,41 @@ def run(command, timeout_s=120, cwd=ROOT, **extra):
     assert stop.is_alive(), f"not done after {timeout_s} s:\n{text}"
     stop.cancel()
     return Outcome(code, text, time.monotonic() - told_at if told_at else 0.0, survivors(env["HETMPI_TEST_RUN"]))
+
+
+def forking(command):
+    """The command, with its module of hetmpi started by forked.py if it is one that a fork can start."""
+    words, own = [str(word) for word in command], [sys.executable, "-m"]
+    at = next((at for at, word in enumerate(words) if words[at : at + 2] == own), None)
+    is_plain = at == 0 or (at == 3 and words[0] == mpiexec() and is_hydra())
+    if not is_plain or words[at + 2].split(".")[0] != "hetmpi":
+        return command
+    return [*words[:at], sys.executable, "-IS", FORKED, fork_server(), *words[at + 1 :]]
+
+
+@functools.cache
+def is_hydra():
+    """Whether MPICH's launcher starts the ranks, to which a fork is as good as its stand-in."""
+    return "HYDRA" in subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout
+
+
+@functools.cache
+def fork_server():
+    """Starts forked.py for this process, and returns the path of its socket."""
+    path = Path(tempfile.mkdtemp()) / "forks"
+    command = [sys.executable, FORKED, "serve", path]
+    server = subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, start_new_session=True)
+
+    def end():
+        server.stdin.close()
+        server.wait()
+        shutil.rmtree(path.parent)
+
+    atexit.register(end)
+    while not path.exists():
+        assert server.poll() is None, "tests/support/forked.py has ended"
+        time.sleep(0.02)
+    return str(path)
 
 
 def train(ranks, *overrides, launcher=None, **extra):

@@ -152,7 +152,7 @@ def test_files_of_the_current_folder_that_are_named_as_modules_of_python_are_not
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('of the current folder')\n")
     (tmp_path / "mine.py").write_text("from hetmpi.models.lr import LR\n\n\nclass Mine(LR):\n    pass\n")
     own = ["device=cpu", "model=lr", "model._target_=mine.Mine", "steps=1"]
-    outcome = run([sys.executable, *start.split(), *SMALL[:-2], *own], cwd=tmp_path)
+    outcome = run([sys.executable, *start.split(), *SMALL[:-2], *own], cwd=tmp_path, may_fork=False)
     assert outcome.code == 0, outcome.text
 
 
