@@ -1,7 +1,7 @@
 """Starts modules of hetmpi as forks of one process that has imported torch and other packages, which take two of the
 three seconds that a rank needs before its first step.
 
-    python -IS forked.py SOCKET -m MODULE ARGS...    in place of python -m MODULE ARGS...
+    python -IS forked.py SOCKET -m MODULE ARGS...    in place of python -m MODULE ARGS..., and so for SCRIPT ARGS...
     python forked.py serve SOCKET                    the process that forks, until its standard input ends
 
 A fork is a process with the environment, folder, files and cores of the first command, which stays as its stand-in:
@@ -124,7 +124,9 @@ def place(fds, numbers):
 
 
 def become(asked):
-    """Runs what was asked as python -m MODULE ARGS does."""
+    """Runs what was asked as Python does."""
+    import torch
+
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
@@ -132,11 +134,16 @@ def become(asked):
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    _, module, *arguments = asked["arguments"]
+    if asked["env"].get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(asked["env"]["OMP_NUM_THREADS"]))
+    first, *arguments = asked["arguments"]
     sys.orig_argv = [sys.executable, *asked["arguments"]]
-    sys.argv = ["-m", *arguments]
-    sys.path[0] = asked["cwd"]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if first == "-m":
+        sys.argv, sys.path[0] = ["-m", *arguments[1:]], asked["cwd"]
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = asked["arguments"], os.path.dirname(os.path.abspath(first))
+        runpy.run_path(first, run_name="__main__")
 
 
 if __name__ == "__main__":

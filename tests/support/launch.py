@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FORKED = str(ROOT / "tests/support/forked.py")
+STARTS = ("CUDA", "HETMPI_TEST_STORE", "HOME", "LD_", "MPI4PY", "PATH", "PYTHON")
 LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "HYDRA_", "MPI_LOCAL", "PRTE_")
 NODE_MODELS = ("gat", "gcn", "graphsage")  # of task=node
 LINK_MODELS = ("complex", "distmult", "rescal", "rotate", "simple", "transe")  # of task=link
@@ -52,10 +53,10 @@ def environment(**extra):
 
 
 def run(command, timeout_s=120, cwd=ROOT, may_fork=True, **extra):
-    """Runs a command to its end. may_fork: modules of hetmpi may start by forked.py, unless the environment is to
-    differ, of which a start may depend."""
+    """Runs a command to its end. may_fork: modules of hetmpi and scripts may start by forked.py, unless `extra` has
+    variables that a start depends on."""
     env, text, told_at = environment(**extra), "", None
-    if may_fork and not extra:
+    if may_fork and not any(name.startswith(STARTS) for name in extra):
         command = forking(command)
     process = subprocess.Popen(
         command, cwd=cwd, env=env, text=True, errors="replace",
@@ -73,19 +74,15 @@ def run(command, timeout_s=120, cwd=ROOT, may_fork=True, **extra):
 
 
 def forking(command):
-    """The command, with its module of hetmpi started by forked.py if it is one that a fork can start."""
-    words, own = [str(word) for word in command], [sys.executable, "-m"]
-    at = next((at for at, word in enumerate(words) if words[at : at + 2] == own), None)
-    is_plain = at == 0 or (at == 3 and words[0] == mpiexec() and is_hydra())
-    if not is_plain or words[at + 2].split(".")[0] != "hetmpi":
+    """The command, with its module of hetmpi or its script started by forked.py if it is one that a fork can start."""
+    words = [str(word) for word in command]
+    at = 3 if words[0] == mpiexec() else 0
+    if words[at] != sys.executable:
+        return command
+    is_module = words[at + 1] == "-m" and words[at + 2].split(".")[0] == "hetmpi"
+    if not is_module and not words[at + 1].endswith(".py"):
         return command
     return [*words[:at], sys.executable, "-IS", FORKED, fork_server(), *words[at + 1 :]]
-
-
-@functools.cache
-def is_hydra():
-    """Whether MPICH's launcher starts the ranks, to which a fork is as good as its stand-in."""
-    return "HYDRA" in subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import ROOT, environment, is_hydra, losses, mpiexec, ranks_of, run, summary
+from launch import ROOT, environment, losses, mpiexec, ranks_of, run, summary
 from own_model import MODEL
 
 from hetmpi.checkpoint.manifest import digest_of
@@ -26,6 +26,11 @@ def hetmpi(ranks, *arguments, cwd, **extra):
     """`hetmpi ARGUMENTS` on this many ranks, 0 without a launcher, without access to the checkout's folder."""
     mpi = [mpiexec(), "-n", str(ranks)] if ranks else []
     return run([*mpi, sys.executable, "-m", "hetmpi", *arguments], cwd=cwd, PYTHONPATH=str(ROOT), **extra)
+
+
+def is_hydra():
+    """Whether the launcher is MPICH's."""
+    return "HYDRA" in subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,10 @@ def run_blocks(blocks, folder):
             assert outcome.code == 0 and "Traceback" not in outcome.text, f"{block.text}\n{outcome.text}"
 
 
+def is_sweep(block):
+    return " train -m " in block.text
+
+
 @pytest.mark.parametrize("heading", [
     pytest.param(name, marks=pytest.mark.rare if name in RARE else ())
     for name, blocks in sections().items() if any(block.language == "bash" for block in blocks)
@@ -51,6 +55,15 @@ def test_recipe(heading, tmp_path):
 
 @pytest.mark.parametrize("page", [page for page in PASTED if page != "docs/recipes.md"])
 def test_guide(page, tmp_path):
+    """But for sweeps, which take most of the time."""
+    run_blocks([block for block in blocks_of((ROOT / page).read_text()) if not is_sweep(block)], tmp_path)
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize("page", [
+    page for page in PASTED if page != "docs/recipes.md" and any(map(is_sweep, blocks_of((ROOT / page).read_text())))
+])  # fmt: skip
+def test_guide_with_its_sweeps(page, tmp_path):
     run_blocks(blocks_of((ROOT / page).read_text()), tmp_path)
 
 
