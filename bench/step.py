@@ -13,9 +13,9 @@ with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for 
 must be in this environment then. distinct: steps with samples of their own, which later ones repeat, so that a cache of
 all rows finds them all; 0: all steps. settings: of a run, separated by commas. peers: all, none, or some of local (a
 table that is not shared, see bench/race/rank.py), torchrec, allgather and horovod (bench/peers/); torchrec gets its own
-environment on first use. tables: above 1, a further contender has the same fields dealt to so many tables. bounds:
-further contenders with the same settings and these bounds on staleness, as in bounds=null,100. Contenders take turns;
-losses after equal samples are compared first.
+environment on first use. tables: above 1, a further contender has the same fields dealt to so many tables, and one more
+if local is a peer. bounds: further contenders with the same settings and these bounds on staleness, as in
+bounds=null,100. Contenders take turns; losses after equal samples are compared first.
 
 Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_local": x, "vs_torchrec": x, "vs_allgather": x,
 "vs_horovod": x (samples/s, above 1 is faster here), "tables=N": x (step time over that of one table), "step_ms":
@@ -81,6 +81,7 @@ def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
         "hetmpi": ours,
         **{f"hetmpi s = {bound}": at_bound(ours, bound) for bound in bounds},
         **dict.fromkeys(peers, [device]),
+        **({f"local={settings['tables']}": [device]} if settings["tables"] > 1 and "local" in peers else {}),
         **({f"tables={settings['tables']}": ours} if settings["tables"] > 1 else {}),
     }
 

@@ -4,6 +4,7 @@
     mpiexec -n RANKS python bench/race/rank.py tables=3 FOLDER [SETTING=VALUE ...]  with the fields dealt to 3 tables
     mpiexec -n RANKS python bench/race/rank.py floor FOLDER [device=cuda] [optim.dense_exchange=horovod]
     mpiexec -n RANKS python bench/race/rank.py local FOLDER [device=cuda] [optim.dense_exchange=horovod]
+    mpiexec -n RANKS python bench/race/rank.py local=3 FOLDER ...                   with the fields dealt to 3 tables
     mpiexec -n 1 python bench/race/rank.py profile FOLDER [SETTING=VALUE ...]       as hetmpi, by torch's profiler
 
 The floor is the same dense network, its gradients summed as hetmpi sums them, with the rows of every sample in memory:
@@ -229,28 +230,46 @@ class RowsInMemory:
         """No effect: the rows stay as they are."""
 
 
-class LocalTable(RowsInMemory):
-    """The same with a table that is not shared: this rank has all of its rows, and tells nobody of its updates."""
+class LocalTables(RowsInMemory):
+    """The same with tables that are not shared, to which the fields are dealt in turn: this rank has all of their rows,
+    and tells nobody of its updates."""
+
+    num_tables = 1
 
     def __init__(self, world, problem: Problem, device: torch.device):
         super().__init__(world, problem, device)
-        self.weight = torch.from_numpy(problem.first_rows(np.arange(problem.num_rows))).to(device)
-        ids = (problem.samples(step, world.rank)[0] for step in range(min(problem.steps, len(problem.ids))))
-        distinct = (_C.unique(of_step.numpy().reshape(-1)) for of_step in ids)
-        self.ids = [
-            [torch.from_numpy(part).to(device) for part in parts] for parts in distinct
-        ]  # keys (U,), index (N,)
+        firsts = np.cumsum([0, *problem.field_rows[:-1]])
         self.shape, self.lr = (problem.batch, problem.num_fields), ROWS_LR / world.size
+        self.weights, offsets = [], np.zeros(problem.num_fields, np.int64)
+        tables = [np.arange(t, problem.num_fields, self.num_tables) for t in range(self.num_tables)]
+        for fields in tables:
+            in_table = np.cumsum([0, *(problem.field_rows[f] for f in fields[:-1])])
+            offsets[fields] = in_table - firsts[fields]
+            keys = np.concatenate([firsts[f] + np.arange(problem.field_rows[f]) for f in fields])
+            self.weights.append(torch.from_numpy(problem.first_rows(keys)).to(device))
+        self.steps = []
+        for step in range(min(problem.steps, len(problem.ids))):
+            ids = problem.samples(step, world.rank)[0].numpy() + offsets
+            index, all_keys, num_keys = np.empty(self.shape, np.int64), [], 0
+            for fields in tables:
+                keys, of_ids = _C.unique(np.ascontiguousarray(ids[:, fields]).reshape(-1))
+                index[:, fields] = of_ids.reshape(len(ids), -1) + num_keys
+                num_keys += len(keys)
+                all_keys.append(torch.from_numpy(keys).to(device))
+            self.steps.append((all_keys, torch.from_numpy(index).to(device)))
 
     def loss(self, step: int) -> torch.Tensor:
-        (self.keys, index), (dense, label) = self.ids[step % len(self.ids)], self.batches[step]
-        self.rows = self.weight.index_select(0, self.keys).requires_grad_()  # (U, dim)
-        return self.criterion(self.model(look_up(self.rows, index.view(self.shape)), dense), label)
+        (self.keys, index), (dense, label) = self.steps[step % len(self.steps)], self.batches[step]
+        self.rows = [
+            weight.index_select(0, keys).requires_grad_() for weight, keys in zip(self.weights, self.keys)
+        ]  # of each table: (U, dim)
+        joined = torch.cat(self.rows) if len(self.rows) > 1 else self.rows[0]
+        return self.criterion(self.model(look_up(joined, index), dense), label)
 
     def write(self):
         """Subtracts the gradients of the step's rows."""
-        to = self.keys[:, None].expand_as(self.rows)
-        self.weight.scatter_add_(0, to, self.rows.grad.mul_(-self.lr))  # faster than index_add_
+        for weight, keys, rows in zip(self.weights, self.keys, self.rows):
+            weight.scatter_add_(0, keys[:, None].expand_as(rows), rows.grad.mul_(-self.lr))  # faster than index_add_
 
 
 class BatchesInMemory:
@@ -301,7 +320,7 @@ def floor(world, problem: Problem, kind: type, device: torch.device, dense_excha
             spent = spans.as_array()
             processor.lap()
     # A single rank needs no others' updates: its losses are those of a table that is shared.
-    losses = {"loss": [float(loss) for loss in laps.losses]} if kind is LocalTable and world.size == 1 else {}
+    losses = {"loss": [float(loss) for loss in laps.losses]} if kind is LocalTables and world.size == 1 else {}
     if world.rank == 0:
         report({"step_ms": laps.step_ms, **losses, **parts, **processor.figures()})
 
@@ -317,8 +336,10 @@ def main(world):
         return hetmpi(world, problem, overrides, int(name.partition("=")[2] or 1))
     given = {"device": "cpu", "optim.dense_exchange": "auto", **dict(one.split("=") for one in overrides)}
     in_memory = BatchesInMemory if problem.net in SAMPLED else RowsInMemory
-    kind, device = LocalTable if name == "local" else in_memory, choose_device(world, given["device"])
-    if kind is LocalTable and problem.net in SAMPLED:
+    kind, device = in_memory, choose_device(world, given["device"])
+    if name.startswith("local"):
+        kind, LocalTables.num_tables = LocalTables, int(name.partition("=")[2] or 1)
+    if name.startswith("local") and problem.net in SAMPLED:
         raise ValueError(f"local takes net=mlp or het, got net={problem.net}")
     floor(world, problem, kind, device, given["optim.dense_exchange"])
 

@@ -46,7 +46,7 @@ def chosen(peers: list[str]) -> list[str]:
 
 def command_of(name: str, folder: str, overrides: list[str]) -> list[str]:
     """The command of each rank of a contender."""
-    if name.split(" ")[0] in ("hetmpi", "floor", "local") or name.startswith("tables="):
+    if name.replace("=", " ").split(" ")[0] in ("hetmpi", "floor", "local", "tables"):
         return [sys.executable, str(BENCH / "race/rank.py"), name.split(" ")[0], folder, *overrides]
     if name == "horovod":
         return [sys.executable, "-m", "peers.horovod", folder]

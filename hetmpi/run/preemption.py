@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from hetmpi.world.early_signals import remove_segments
-from hetmpi.world.launch import LEFT_EARLY, has_failed
+from hetmpi.world.launch import LEFT_EARLY, is_aborting
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
@@ -62,7 +62,7 @@ class Preemption:
         """Ends this process, and so the run, with one line of the lowest rank that has the signal; with none if it is
         that of a launcher which ends the other ranks after one has failed, as Open MPI's does."""
         time.sleep(min(1.0, 0.1 * self._world.rank))
-        if not has_failed():
+        if not is_aborting():
             print("\nhetmpi: ended by SIGTERM before the first step, nothing is lost", file=sys.stderr, flush=True)
         remove_segments()
         os._exit(LEFT_EARLY)

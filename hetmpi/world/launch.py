@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hetmpi import put_current_folder_before_packages
 from hetmpi.errors import ReportedElsewhere, UserError, one_line
+from hetmpi.world.at_exit import at_exit
 from hetmpi.world.early_signals import leave_interrupts_to_python, remove_segments
 from hetmpi.world.launcher import local_rank
 from hetmpi.world.mpi import MPI, SPEAK_DELAY_S
@@ -37,16 +38,16 @@ def on_failure(call: Callable[[str], None]):
     _failure_calls[:] = [call]
 
 
-def has_failed() -> bool:
+def is_aborting() -> bool:
     """Whether a rank of this node ends the job, and has told or will tell why."""
     return bool(_failed[0])
 
 
 def share_failure(world: World):
-    """Lets has_failed() of each rank know about the others of its node. Collective, and so is the program's end."""
+    """Lets is_aborting() of each rank know about the others of its node. Collective, and so is the program's end."""
     global _failed
     window = world.share_memory(1 if world.node.rank == 0 else 0)
-    atexit.register(window.Free)
+    at_exit(world, window.Free)
     _failed = memoryview(window.Shared_query(0)[0])
     if world.node.rank == 0:
         _failed[0] = 0
