@@ -201,21 +201,25 @@ test_at() (  # RANKS PYTEST ARGS...
   if ((ranks == 1)); then
     set -- -n $((CORES < 4 ? CORES + 1 : 4)) --dist loadfile "$@" "${given[@]}"
     $stop python -m pytest --junitxml="$logs/rank0.xml" -m "$PICKED" "$@"
-  elif ((${#given[@]} || CORES < 2)); then
+  elif ((CORES < 2 || ${#given[@]} == 1)) || ! are_files "${given[@]}"; then
     (test_ranks "$logs" "$@" "${given[@]}")
   else
+    ((${#given[@]})) || given=(tests/mpi/test_*.py)
     test_halves "$@"
   fi && [[ -e $logs/rank0.xml ]]  # an interrupted mpiexec may return 0
 )
 
-# All tests of mpiexec in two halves at a time, as ranks mostly wait for each other. The lines of the second come last.
+are_files() { local it; for it; do [[ -f $it ]] || return 1; done; }
+
+# The files of `given` in two halves at a time, as ranks mostly wait for each other. The lines of the second come last.
 test_halves() {  # PYTEST ARGS...
   local first=() second=() status=0 file name num=0
   local -A side=([staleness]=0 [table]=0 [sequences]=1 [exchange]=1 [links]=1 [windows]=1)  # of the longest ones
-  for file in tests/mpi/test_*.py; do
+  for file in "${given[@]}"; do
     name=${file#*test_} name=${name%.py}
     if ((${side[$name]:-$((num++ % 2))})); then second+=("$file"); else first+=("$file"); fi
   done
+  ((${#first[@]} && ${#second[@]})) || { (test_ranks "$logs" "$@" "${given[@]}"); return; }
   mkdir "$logs-second"
   test_ranks "$logs-second" "$@" "${second[@]}" >"$logs-second.txt" 2>&1 &
   trap 'kill $! 2>/dev/null || true' EXIT
