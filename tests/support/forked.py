@@ -34,8 +34,13 @@ def stand_in(path, arguments):
     asked = {"arguments": arguments, "cwd": os.getcwd(), "env": dict(os.environ), "fds": numbers, "cores": cores}
     socket.send_fds(channel, [json.dumps(asked).encode()], numbers)
     pid = int(channel.recv(32))
+
+    def pass_on(number, frame):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, number)
+
     for number in PASSED_ON:
-        signal.signal(number, lambda number, frame: os.kill(pid, number))
+        signal.signal(number, pass_on)
     code = int(channel.recv(32) or -signal.SIGKILL)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code in PASSED_ON else None
@@ -85,7 +90,9 @@ def serve(path):
                 channels.pop(number).close()
             else:
                 channel = channels[number]
-                text, fds, _, _ = socket.recv_fds(channel, MAX_BYTES, MAX_FDS)
+                text, fds = b"", []
+                with contextlib.suppress(ConnectionResetError):  # the stand-in was killed
+                    text, fds, _, _ = socket.recv_fds(channel, MAX_BYTES, MAX_FDS)
                 if not text:
                     poll.unregister(number)
                     channels.pop(number).close()
