@@ -8,7 +8,7 @@ whatis("Description: MPI + PyTorch trainer with partitioned embedding tables")
 local root = pathJoin(os.getenv("HOME"), "hetmpi")
 local venv = pathJoin(root, ".venv")
 
--- The MPI (and CUDA) that ./run.sh setup found, by the modules loaded then; none for MPICH from PyPI.
+-- The MPI (and CUDA) that ./run.sh setup found, by the modules loaded then; none for an MPI from PyPI.
 -- depends_on("openmpi/4.1.6")
 -- depends_on("cuda/12.4")
 

@@ -87,7 +87,7 @@ def race(launcher: list[str], folder: str, contenders: dict[str, list[str]], set
             try:
                 runs[name].append(run(launcher, name, folder, overrides))
             except Failed as failure:
-                if name not in PEERS:
+                if name.partition("=")[0] not in PEERS:
                     sys.exit(str(failure))
                 del runs[name]
                 print(f"{failure}\n{name} is left out", flush=True)

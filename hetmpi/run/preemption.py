@@ -11,8 +11,9 @@ import time
 
 import numpy as np
 
+from hetmpi.world import early_signals
 from hetmpi.world.early_signals import remove_segments
-from hetmpi.world.launch import LEFT_EARLY, is_aborting
+from hetmpi.world.launch import LEFT_EARLY
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
@@ -59,10 +60,10 @@ class Preemption:
                 )
 
     def _leave_unsaved(self):
-        """Ends this process, and so the run, with one line of the lowest rank that has the signal; with none if it is
-        that of a launcher which ends the other ranks after one has failed, as Open MPI's does."""
+        """Ends this process, and so the run, with one line of the lowest rank that has the signal; with none after a
+        rank of this node has failed, as in early_signals.end()."""
         time.sleep(min(1.0, 0.1 * self._world.rank))
-        if not is_aborting():
+        if not early_signals.failed[0]:
             print("\nhetmpi: ended by SIGTERM before the first step, nothing is lost", file=sys.stderr, flush=True)
         remove_segments()
         os._exit(LEFT_EARLY)

@@ -13,6 +13,7 @@ from hetmpi.world.launcher import is_first_rank
 
 # Files of MPICH and of Open MPI in /dev/shm, by how their names begin.
 SEGMENTS = ("mpich_shm_", "vader_segment.", "sm_segment.", "osc_sm.", "osc_rdma.")
+failed = memoryview(bytearray(1))  # whether a rank of this node ends the job, and has said why (launch.share_failure)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -41,8 +42,9 @@ def listen(heard: int):
 
 
 def end(number: int):
-    """Ends this process; the first rank says why."""
-    if is_first_rank():
+    """Ends this process. The first rank says why, but where the signal is that of a launcher which ends the other ranks
+    after one has failed, as Open MPI's does."""
+    if is_first_rank() and not failed[0]:
         with contextlib.suppress(OSError):
             os.write(2, f"hetmpi: ended by {signal.Signals(number).name}\n".encode())
     remove_segments()

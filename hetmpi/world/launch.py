@@ -7,11 +7,13 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import mmap
 import os
 import re
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from pathlib import Path
 
 from hetmpi import put_current_folder_before_packages
 from hetmpi.errors import ReportedElsewhere, UserError, one_line
-from hetmpi.world.at_exit import at_exit
+from hetmpi.world import early_signals
 from hetmpi.world.early_signals import leave_interrupts_to_python, remove_segments
 from hetmpi.world.launcher import local_rank
 from hetmpi.world.mpi import MPI, SPEAK_DELAY_S
@@ -30,7 +32,6 @@ LONGEST_DELAY_S = 6.0
 ABORT_LIMIT_S = 2
 LEFT_EARLY = 85  # exit code of a run that a signal ended early, after it saved a checkpoint
 _failure_calls: list[Callable[[str], None]] = []
-_failed = memoryview(bytearray(1))  # shared by the ranks of this node: whether abort() was called on one of them
 
 
 def on_failure(call: Callable[[str], None]):
@@ -38,20 +39,19 @@ def on_failure(call: Callable[[str], None]):
     _failure_calls[:] = [call]
 
 
-def is_aborting() -> bool:
-    """Whether a rank of this node ends the job, and has told or will tell why."""
-    return bool(_failed[0])
-
-
 def share_failure(world: World):
-    """Lets is_aborting() of each rank know about the others of its node. Collective, and so is the program's end."""
-    global _failed
-    window = world.share_memory(1 if world.node.rank == 0 else 0)
-    at_exit(world, window.Free)
-    _failed = memoryview(window.Shared_query(0)[0])
-    if world.node.rank == 0:
-        _failed[0] = 0
-    world.node.Barrier()
+    """Lets early_signals know when abort() is called on another rank of this node. Collective."""
+    with contextlib.ExitStack() as until_open:
+        path = None
+        if world.node.rank == 0:
+            with contextlib.suppress(OSError):
+                file = until_open.enter_context(tempfile.NamedTemporaryFile(prefix="hetmpi-", dir="/dev/shm"))
+                os.posix_fallocate(file.fileno(), 0, 1)
+                path = file.name
+        path = world.node.bcast(path)
+        with contextlib.suppress(OSError, TypeError, ValueError), open(path, "r+b") as file:
+            early_signals.failed = memoryview(mmap.mmap(file.fileno(), 1))
+        world.node.Barrier()
 
 
 def launch(main):
@@ -113,7 +113,6 @@ def abort(error: BaseException, is_traced: bool = False, code: int = 1):
     When several ranks fail together, each delays by its rank, so that only the lowest one prints. Output of the
     libraries during the abort is suppressed, so that it does not hide the message."""
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
-    _failed[0] = 1
     libc = ctypes.CDLL(None)
     # SIGTERM ends this process, so that the launcher can end the ranks that fail after the first one: by an exit, as a
     # launcher prints a paragraph about a death by a signal. libc sets it, because Python's signal.signal works in the
@@ -131,6 +130,7 @@ def abort(error: BaseException, is_traced: bool = False, code: int = 1):
         os.write(terminal, f"{text}\n".encode(errors="replace"))
         for call in _failure_calls:
             call(text)
+    early_signals.failed[0] = 1
     time.sleep(0.05)  # the launcher forwards the printed lines before it kills the ranks
     # MPI_Abort leaves through exit(), where the destructors of Horovod's threads crash or hang. An exit handler
     # registered last runs first and ends the process; the alarm ends an MPI_Abort that hangs itself.

@@ -5,9 +5,11 @@ three seconds that a rank needs before its first step.
     python forked.py serve SOCKET                    the process that forks, until its standard input ends
 
 A fork is a process with the environment, folder, files and cores of the first command, which stays as its stand-in:
-signals are passed on, the exit code comes back, and neither outlives the other."""
+signals are passed on, the exit code comes back, and neither outlives the other. Unlike programs that are started,
+forks have the same hash seed, and torch is loaded before MPI: in .ci/weekly there are none (HETMPI_TEST_FORKS=0)."""
 
 import contextlib
+import ctypes
 import json
 import os
 import runpy
@@ -15,7 +17,8 @@ import signal
 import socket
 import sys
 
-MAX_FDS, MAX_BYTES = 64, 1 << 17
+MAX_FDS, MAX_BYTES = 250, 1 << 17
+PR_SET_PDEATHSIG = 1
 PASSED_ON = {*range(1, 32)} - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 PACKAGES = (
     "torch", "torch.utils.data", "hydra", "omegaconf.grammar_parser", "numpy.ma", "pyarrow.csv", "pyarrow.parquet",
@@ -26,6 +29,7 @@ PACKAGES = (
 
 def stand_in(path, arguments):
     """Asks for a fork and ends as it does."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until they can be passed on
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel.connect(path)
     numbers = [int(name) for name in os.listdir("/proc/self/fd")]
@@ -41,6 +45,7 @@ def stand_in(path, arguments):
 
     for number in PASSED_ON:
         signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     code = int(channel.recv(32) or -signal.SIGKILL)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code in PASSED_ON else None
@@ -92,7 +97,8 @@ def serve(path):
                 channel = channels[number]
                 text, fds = b"", []
                 with contextlib.suppress(ConnectionResetError):  # the stand-in was killed
-                    text, fds, _, _ = socket.recv_fds(channel, MAX_BYTES, MAX_FDS)
+                    text, fds, flags, _ = socket.recv_fds(channel, MAX_BYTES, MAX_FDS)
+                    assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC), "an environment or files too large"
                 if not text:
                     poll.unregister(number)
                     channels.pop(number).close()
@@ -100,6 +106,7 @@ def serve(path):
                 asked = json.loads(text)
                 pid = os.fork()
                 if pid == 0:
+                    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                     for owned in (listener, *channels.values()):
                         owned.close()
                     for pidfd in forks:
@@ -131,26 +138,33 @@ def place(fds, numbers):
 
 
 def become(asked):
-    """Runs what was asked as Python does."""
+    """Runs what was asked as Python does, in the module __main__."""
+    import numpy
     import torch
 
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
     os.sched_setaffinity(0, asked["cores"])
+    with open("/proc/self/comm", "w") as name:
+        name.write(asked["env"].get("HETMPI_TEST_RUN", ""))  # of which 15 characters remain, for launch.alive()
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    numpy.random.seed()
     if asked["env"].get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(asked["env"]["OMP_NUM_THREADS"]))
     first, *arguments = asked["arguments"]
     sys.orig_argv = [sys.executable, *asked["arguments"]]
     if first == "-m":
         sys.argv, sys.path[0] = ["-m", *arguments[1:]], asked["cwd"]
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        runpy._run_module_as_main(arguments[0])
     else:
         sys.argv, sys.path[0] = asked["arguments"], os.path.dirname(os.path.abspath(first))
-        runpy.run_path(first, run_name="__main__")
+        names = sys.modules["__main__"].__dict__
+        names["__file__"] = first
+        with open(first, "rb") as script:
+            exec(compile(script.read(), first, "exec", dont_inherit=True), names)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Runs programs as a user does, in separate processes."""
 
 import atexit
-import functools
 import json
 import os
 import re
@@ -17,9 +16,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+MAY_FORK = os.environ.get("HETMPI_TEST_FORKS") != "0"
 FORKED = str(ROOT / "tests/support/forked.py")
 STARTS = ("CUDA", "HETMPI_TEST_STORE", "HOME", "LD_", "MPI4PY", "PATH", "PYTHON")
 LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "HYDRA_", "MPI_LOCAL", "PRTE_")
+_FORKS, _FORKS_LOCK = [], threading.Lock()
 NODE_MODELS = ("gat", "gcn", "graphsage")  # of task=node
 LINK_MODELS = ("complex", "distmult", "rescal", "rotate", "simple", "transe")  # of task=link
 SEQUENCE_MODELS = ("din",)  # which need features with pool: none
@@ -56,7 +57,7 @@ def run(command, timeout_s=120, cwd=ROOT, may_fork=True, **extra):
     """Runs a command to its end. may_fork: modules of hetmpi and scripts may start by forked.py, unless `extra` has
     variables that a start depends on."""
     env, text, told_at = environment(**extra), "", None
-    if may_fork and not any(name.startswith(STARTS) for name in extra):
+    if may_fork and MAY_FORK and not any(name.startswith(STARTS) for name in extra):
         command = forking(command)
     process = subprocess.Popen(
         command, cwd=cwd, env=env, text=True, errors="replace",
@@ -70,6 +71,7 @@ def run(command, timeout_s=120, cwd=ROOT, may_fork=True, **extra):
     code = process.wait()
     assert stop.is_alive(), f"not done after {timeout_s} s:\n{text}"
     stop.cancel()
+    assert not _FORKS or fork_server()
     return Outcome(code, text, time.monotonic() - told_at if told_at else 0.0, survivors(env["HETMPI_TEST_RUN"]))
 
 
@@ -85,23 +87,28 @@ def forking(command):
     return [*words[:at], sys.executable, "-IS", FORKED, fork_server(), *words[at + 1 :]]
 
 
-@functools.cache
 def fork_server():
-    """Starts forked.py for this process, and returns the path of its socket."""
-    path = Path(tempfile.mkdtemp()) / "forks"
-    command = [sys.executable, FORKED, "serve", path]
-    server = subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, start_new_session=True)
+    """The path of the socket of the process that forks for this one."""
+    with _FORKS_LOCK:
+        if not _FORKS:
+            path = Path(tempfile.mkdtemp()) / "forks"
+            command = [sys.executable, FORKED, "serve", path]
+            server = subprocess.Popen(
+                command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, start_new_session=True
+            )
+            atexit.register(end_forks, server, path)
+            while not path.exists() and server.poll() is None:
+                time.sleep(0.02)
+            _FORKS[:] = server, str(path)
+    server, path = _FORKS
+    assert server.poll() is None, "tests/support/forked.py has ended"
+    return path
 
-    def end():
-        server.stdin.close()
-        server.wait()
-        shutil.rmtree(path.parent)
 
-    atexit.register(end)
-    while not path.exists():
-        assert server.poll() is None, "tests/support/forked.py has ended"
-        time.sleep(0.02)
-    return str(path)
+def end_forks(server, path):
+    server.stdin.close()
+    server.wait()
+    shutil.rmtree(path.parent)
 
 
 def train(ranks, *overrides, launcher=None, **extra):
@@ -132,7 +139,8 @@ def alive(run_id):
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if run_id.encode() in (folder / "environ").read_bytes():
+            is_fork = (folder / "comm").read_text().strip() == run_id[:15]
+            if is_fork or run_id.encode() in (folder / "environ").read_bytes():
                 found.append(folder.name)
         except OSError:  # the process has ended, or belongs to another user
             pass
@@ -151,7 +159,7 @@ def losses(folder):
 
 
 def ranks_of(folder):
-    """Process ids of the ranks that train into a folder."""
+    """Process ids of the ranks that train into a folder, but for forks."""
     pattern = rf"^[^ ]*python[^ ]* -m hetmpi\.train .*run\.dir={re.escape(str(folder))}"
     return [
         int(number)

