@@ -23,7 +23,8 @@ def test_bench_traffic_counts_the_bytes_of_sampled_graphs(tmp_path):
     command = [sys.executable, str(ROOT / "bench/traffic.py"), "workload=mag", *small, "policies=lfu,lru"]
     outcome = run(command, cwd=tmp_path)
     assert outcome.code == 0, outcome.text
-    [last] = [line for line in outcome.text.splitlines() if line.startswith("{")]
+    last = outcome.text.strip().splitlines()[-1]
+    assert last.startswith("{"), outcome.text
     found = json.loads(last)
     assert found["reduction"]["100"] > 0 and 0 < found["miss_rate"]["lfu"]["10"] < 1
     outcome = run([*command, "workload=papers"])
