@@ -4,6 +4,8 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -31,13 +33,13 @@ class AlignedView {
     const uintptr_t at = reinterpret_cast<uintptr_t>(memory), first = at / kPage * kPage;
     const size_t length = (at + bytes - first + kPage - 1) / kPage * kPage;  // whole pages
     // With an old size of 0 it maps shared memory once more, and refuses private memory.
-    void* const mapped = mremap(reinterpret_cast<void*>(first), 0, length, MREMAP_MAYMOVE);
+    void* const mapped = remap(reinterpret_cast<void*>(first), 0, length, MREMAP_MAYMOVE, nullptr);
     if (mapped == MAP_FAILED) return;
     reserved_ = mmap(nullptr, reserved_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (reserved_ != MAP_FAILED) {
       const uintptr_t place = to_huge_page(reinterpret_cast<uintptr_t>(reserved_)) + offset_in_file(first) % kHugePage;
       void* const target = reinterpret_cast<void*>(place);
-      if (mremap(mapped, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target)
+      if (remap(mapped, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target)
         data_ = static_cast<char*>(target) + (at - first);
     }
     if (data_ == memory) munmap(mapped, length);
@@ -66,6 +68,11 @@ class AlignedView {
   }
 
  private:
+  // mremap() of the kernel: UCX, which some MPIs load, puts a function in its place that forgets `to`.
+  static void* remap(void* from, size_t from_bytes, size_t to_bytes, int flags, void* to) {
+    return reinterpret_cast<void*>(syscall(SYS_mremap, from, from_bytes, to_bytes, flags, to));
+  }
+
   // The place of an address in the file that is mapped there; 0 if there is none.
   static uintptr_t offset_in_file(uintptr_t address) {
     const std::unique_ptr<FILE, int (*)(FILE*)> maps(std::fopen("/proc/self/maps", "r"), &std::fclose);
