@@ -351,25 +351,9 @@ class SetUp:
         except subprocess.CalledProcessError:
             if self.mpi != "system" or not has("mpicc"):
                 raise
-            if self.renames_mpi():
-                return
             self.packages.pip("--no-cache-dir", "--no-deps", "--force-reinstall", "--no-binary", "mpi4py",
                               f"mpi4py=={pin('mpi4py')}", MPICC="mpicc")  # fmt: skip
             self.call("python", "-c", ONE_MPI)
-
-    def renames_mpi(self):
-        """Whether an empty library that needs mpicc's, under the name that mpi4py's wheel looks for, makes it load that
-        one: Debian's MPICH is libmpich.so.12, and mpi4py takes four minutes to build."""
-        library, name = f"{self.venv}/lib/mpich_abi.so", f"{self.venv}/lib/libmpi.so.12"
-        with contextlib.suppress(subprocess.CalledProcessError, FileExistsError):
-            self.call("mpicc", "-shared", "-o", library, "-Wl,-soname,libmpi.so.12", "-Wl,--no-as-needed",
-                      "-x", "c", "/dev/null")  # fmt: skip
-            os.symlink(library, name)
-            with contextlib.suppress(subprocess.CalledProcessError):
-                self.call("python", "-c", ONE_MPI)
-                return True
-            os.remove(name)
-        return False
 
 
 def die(text):
