@@ -1,7 +1,9 @@
 """A machine or an environment that lacks a library: one line names it and what to load or install."""
 
 import sys
+from pathlib import Path
 
+import mpi4py
 import pytest
 from launch import ROOT, SMALL, environment, launcher_of, losses, run, train
 
@@ -42,6 +44,8 @@ def test_each_command_without_mpi4py_says_what_to_load_or_install(command, tmp_p
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_without_a_libmpi_says_which_module_to_load(command, tmp_path):
+    if not any(Path(mpi4py.__file__).parent.glob("MPI.mpich*")):
+        pytest.skip("this mpi4py was built for one MPI: the wheel looks for a libmpi")
     program = [sys.executable, "-m", f"hetmpi.{command}", *COMMANDS[command]]
     outcome = run(program, cwd=tmp_path, MPI4PY_LIBMPI=str(tmp_path / "libmpi.so.40"))
     assert is_one_line(outcome, "no MPI library", "libmpi.so.40: cannot open", "module load"), outcome.text
