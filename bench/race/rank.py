@@ -238,18 +238,15 @@ class LocalTables(RowsInMemory):
 
     def __init__(self, world, problem: Problem, device: torch.device):
         super().__init__(world, problem, device)
-        firsts = np.cumsum([0, *problem.field_rows[:-1]])
         self.shape, self.lr = (problem.batch, problem.num_fields), ROWS_LR / world.size
-        self.weights, offsets = [], np.zeros(problem.num_fields, np.int64)
-        tables = [np.arange(t, problem.num_fields, self.num_tables) for t in range(self.num_tables)]
-        for fields in tables:
-            in_table = np.cumsum([0, *(problem.field_rows[f] for f in fields[:-1])])
-            offsets[fields] = in_table - firsts[fields]
-            keys = np.concatenate([firsts[f] + np.arange(problem.field_rows[f]) for f in fields])
+        dealt, self.weights = Recorded(problem, self.num_tables), []
+        tables = [np.arange(first, problem.num_fields, self.num_tables) for first in range(self.num_tables)]  # fields
+        for name, fields in zip([*dealt.firsts][-self.num_tables :], tables):
+            keys = dealt.keys_in_problem(name, np.arange(sum(problem.field_rows[f] for f in fields)))
             self.weights.append(torch.from_numpy(problem.first_rows(keys)).to(device))
         self.steps = []
         for step in range(min(problem.steps, len(problem.ids))):
-            ids = problem.samples(step, world.rank)[0].numpy() + offsets
+            ids = problem.samples(step, world.rank)[0].numpy() + dealt.shift
             index, all_keys, num_keys = np.empty(self.shape, np.int64), [], 0
             for fields in tables:
                 keys, of_ids = _C.unique(np.ascontiguousarray(ids[:, fields]).reshape(-1))
@@ -338,9 +335,9 @@ def main(world):
     in_memory = BatchesInMemory if problem.net in SAMPLED else RowsInMemory
     kind, device = in_memory, choose_device(world, given["device"])
     if name.startswith("local"):
+        if problem.net in SAMPLED:
+            raise ValueError(f"local takes net=mlp or het, got net={problem.net}")
         kind, LocalTables.num_tables = LocalTables, int(name.partition("=")[2] or 1)
-    if name.startswith("local") and problem.net in SAMPLED:
-        raise ValueError(f"local takes net=mlp or het, got net={problem.net}")
     floor(world, problem, kind, device, given["optim.dense_exchange"])
 
 

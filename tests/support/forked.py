@@ -48,7 +48,8 @@ def stand_in(path, arguments):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     code = int(channel.recv(32) or -signal.SIGKILL)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code in PASSED_ON else None
+        if -code in PASSED_ON:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 
