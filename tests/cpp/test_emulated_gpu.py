@@ -14,7 +14,7 @@ from test_core import CXX, FLAGS, ROOT
 from test_cuda import needs_compiler
 
 SUPPORT = ROOT / "tests/support"
-NO_GPU_IN = "not formula and not steps_of_torch and not first_rows"  # deselects tests without a cache
+NO_GPU_IN = "not first_rows"  # deselects tests without a cache
 pytestmark = [pytest.mark.long, needs_compiler]
 
 

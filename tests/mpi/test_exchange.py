@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from reference import Rounds, Turns
+from row_rules import RULES
 from test_staleness import (
     ALL,
     PLAIN,
@@ -30,7 +31,7 @@ from test_staleness import (
     write_apart,
     writes_of,
 )  # fmt: skip
-from test_table import RULES, all_rows, check_same_bits, make_table, train
+from test_table import all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
 from hetmpi.errors import UserError

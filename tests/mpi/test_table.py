@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from row_rules import FTRL, RULES, row_optimizer
 
 from hetmpi.errors import NotFinite, UserError
 from hetmpi.owner.node_memory import NodeMemory
@@ -24,15 +25,7 @@ from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
 NUM_ROWS, DIM, BATCH, FIELDS, STEPS = 211, 5, 24, 3, 50
-RULES = {"sgd": 0.5, "adagrad": 0.1, "rowwise_adagrad": 0.1, "adam": 0.01, "momentum": 0.1, "ftrl": 0.1}
-FTRL = {"l1": 0.05, "l2": 0.1}
 SCHEDULE = Schedule("cosine", warmup_steps=10, total_steps=STEPS)
-
-
-def row_optimizer(rule, *arguments, l1=FTRL["l1"], **settings):
-    """With L1 and L2 where the rule has them."""
-    of_ftrl = {"l1": l1, "l2": FTRL["l2"]} if rule == "ftrl" else {}
-    return RowOptimizer(rule, *arguments, **of_ftrl, **settings)
 
 
 def make_table(world, rule="sgd", weight_decay=0.0, lr=None, schedule=SCHEDULE, **settings):

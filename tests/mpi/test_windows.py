@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from row_rules import RULES
 from test_staleness import (
     PLAIN,
     cases,
@@ -17,7 +18,7 @@ from test_staleness import (
     run_freely,
     total_change,
 )
-from test_table import RULES, all_rows, check_same_bits, make_table, train
+from test_table import all_rows, check_same_bits, make_table, train
 
 from hetmpi.table.cache import CacheSettings
 from hetmpi.table.staleness import Staleness
