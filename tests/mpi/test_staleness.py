@@ -165,13 +165,15 @@ def write_apart(world, table, keys, grads):
     table.spans.on_pause = None
 
 
-def check_step(table, rank, rows, expected):
-    """Compares rows, counters, lines and lags with the reference's rank."""
-    assert rows.tolist() == expected
-    assert {name: getattr(table.counters, name) for name in rank.counters} == rank.counters
+def seen_by(table, rows, names):
+    """What a rank shows of itself after a step: the rows it read, counters, clocks of its lines by key, and lags."""
     clocks = {key: clock for key, clock in enumerate(line_clocks(table, range(table.num_rows))) if clock >= 0}
-    assert clocks == {key: line.clock for key, line in rank.cache.lines.items()}
-    assert table.cache.lags.tolist() == rank.lags
+    return rows.tolist(), {name: getattr(table.counters, name) for name in names}, clocks, table.cache.lags.tolist()
+
+
+def expected_of(rank, rows):
+    """The same of the reference's rank."""
+    return rows, rank.counters, {key: line.clock for key, line in rank.cache.lines.items()}, rank.lags
 
 
 @pytest.mark.parametrize("staleness", STALENESS)
@@ -191,27 +193,37 @@ def test_ranks_in_lockstep_do_what_the_reference_does(placed, staleness, case):
 
 
 def follow(world, table, cluster, case, step_apart=step_apart, may_rest=True):
-    """Makes all steps of a case on the table and on its reference. may_rest: whether some ranks do not write in some
-    steps, where that is possible."""
-    mine, later = cluster.ranks[world.rank], tensors(case, *batch_of(case, 0, world.rank))
+    """Makes all steps of a case on the table and, on rank 0, on its reference, with which rank 0 compares what all
+    ranks show. may_rest: whether some ranks do not write in some steps, where that is possible."""
+    names, later = cluster.ranks[world.rank].counters, tensors(case, *batch_of(case, 0, world.rank))
     for step in range(case["num_steps"]):
-        batches = [batch_of(case, step, rank) for rank in range(world.size)]
         is_alone = may_rest and cluster.ranks[0].staleness != 0 and not is_collective(case)
         rests = [is_alone and (case["seed"] + step + rank) % 7 == 0 for rank in range(world.size)]
         (keys, grads), later = later, tensors(case, *batch_of(case, step + 1, world.rank))
         rows = step_apart(
             world, table, keys, None if rests[world.rank] else grads, later[0] if case["prefetch"] else None
         )
-        expected = cluster.read([keys for keys, _ in batches])
-        if case["prefetch"]:
-            cluster.prefetch([batch_of(case, step + 1, rank)[0] for rank in range(world.size)])
-        cluster.write([keys for keys, _ in batches], [None if rest else g for rest, (_, g) in zip(rests, batches)])
-        check_step(table, mine, rows, expected[world.rank])
+        seen = world.comm.gather(seen_by(table, rows, names))
+        if world.rank == 0:
+            assert seen == step_of(cluster, case, step, rests), step
     table.flush()
-    cluster.flush()
-    keys = table.keys().tolist()
-    assert table.shard.weight.tolist() == [cluster.owners.rows[key] for key in keys]
-    assert table.shard.clock.tolist() == [cluster.owners.clocks[key] for key in keys]
+    owned = world.comm.gather((table.keys().tolist(), table.shard.weight.tolist(), table.shard.clock.tolist()))
+    if world.rank == 0:
+        cluster.flush()
+        for keys, rows, clocks in owned:
+            assert rows == [cluster.owners.rows[key] for key in keys]
+            assert clocks == [cluster.owners.clocks[key] for key in keys]
+
+
+def step_of(cluster, case, step, rests):
+    """One step of the reference; what its ranks should show. rests: whether each rank does not write."""
+    ranks = range(len(cluster.ranks))
+    keys, grads = zip(*(batch_of(case, step, rank) for rank in ranks))
+    rows = cluster.read(keys)
+    if case["prefetch"]:
+        cluster.prefetch([batch_of(case, step + 1, rank)[0] for rank in ranks])
+    cluster.write(keys, [None if rest else of_rank for rest, of_rank in zip(rests, grads)])
+    return [expected_of(rank, of_rank) for rank, of_rank in zip(cluster.ranks, rows)]
 
 
 # No barriers between steps
@@ -255,10 +267,9 @@ def total_change(world, case):
     """Change of the rows by all writes of all ranks: (num_rows, dim) float64."""
     change = np.zeros((case["num_rows"], case["dim"]))
     for step in range(case["num_steps"]):
-        for rank in range(world.size):
-            keys, grads = batch_of(case, step, rank)
-            change[keys] -= writes_of(case, step, rank) * np.reshape(grads, (-1, case["dim"]))
-    return change
+        keys, grads = batch_of(case, step, world.rank)
+        change[keys] -= writes_of(case, step, world.rank) * np.reshape(grads, (-1, case["dim"]))
+    return world.comm.allreduce(change)
 
 
 def changes(table, case):
