@@ -89,7 +89,7 @@ PLAIN_MESSAGES = {**PLAIN, "exchange": "messages"}
 
 @pytest.mark.parametrize("staleness", STALENESS)
 @cases(
-    10,
+    5,
     **MESSAGES,
     prefetch=st.just(False),
     anticipate=st.integers(0, 3),
@@ -104,7 +104,7 @@ def test_ranks_in_lockstep_do_what_the_reference_does(apart, staleness, case):
 
 @pytest.mark.parametrize("staleness", STALENESS[1:])
 @cases(
-    20,
+    10,
     **ANNOUNCED,
     anticipate=st.integers(0, 3),
     num_steps=st.integers(5, 40),
@@ -115,7 +115,7 @@ def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, sta
 
 @pytest.mark.parametrize("staleness", STALENESS[1:])
 @cases(
-    20,
+    10,
     **{**ANNOUNCED, "exchange": st.just("windows")},
     anticipate=st.integers(0, 3),
     num_steps=st.integers(5, 40),
@@ -126,7 +126,7 @@ def test_ranks_that_are_answered_at_once_do_what_the_reference_does(world, stale
 
 @pytest.mark.parametrize("staleness", [1, 10])
 @cases(
-    5,
+    3,
     **{**ANNOUNCED, "exchange": st.just("toy_wire.Pickled")},
     anticipate=st.just(3),
     num_steps=st.integers(5, 25),
@@ -182,7 +182,7 @@ def step_in_rounds(world, table, keys, grads, later):
 
 
 @cases(
-    25,
+    12,
     **MESSAGES,
     staleness=st.sampled_from(STALENESS),
     anticipate=st.sampled_from([1, 3]),
@@ -200,7 +200,7 @@ def test_no_update_is_lost_while_an_owner_stands_still(apart, staleness):
     check_that_nothing_is_lost_while_an_owner_stands_still(apart, {**PLAIN_MESSAGES, "staleness": staleness})
 
 
-@cases(25, **MESSAGES, staleness=st.sampled_from(STALENESS), num_steps=st.integers(5, 25))
+@cases(12, **MESSAGES, staleness=st.sampled_from(STALENESS), num_steps=st.integers(5, 25))
 def test_a_rank_sees_its_own_updates_at_once(apart, case):
     table = open_table(apart, case, case["staleness"])
     rows = np.array([first_row(key, case["dim"]) for key in range(case["num_rows"])])  # with this rank's own updates
@@ -230,7 +230,7 @@ def test_a_push_larger_than_the_inbox_is_whole_at_the_next_read(apart, staleness
 
 
 @pytest.mark.parametrize("staleness", [1, 10])
-@cases(10, **MESSAGES, num_steps=st.integers(10, 40))
+@cases(5, **MESSAGES, num_steps=st.integers(10, 40))
 def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(apart, staleness, case):
     case = {**case, "staleness": staleness}
     table = open_table(apart, case, staleness)

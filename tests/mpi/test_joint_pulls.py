@@ -73,7 +73,7 @@ def batches_of(case, rank):
     return [tensors(case, *batch_of(case, step, rank)) for step in range(case["num_steps"])]
 
 
-@cases(40, **CASE, anticipate=st.sampled_from([1, 3]), dtype=st.sampled_from(DTYPES))
+@cases(15, **CASE, anticipate=st.sampled_from([1, 3]), dtype=st.sampled_from(DTYPES))
 def test_no_update_is_lost_or_applied_twice(apart, case):
     table = open_table(apart, case, case["staleness"], case["anticipate"], inbox_bytes=1)
     batches = batches_of(case, apart.rank)
@@ -85,7 +85,7 @@ def test_no_update_is_lost_or_applied_twice(apart, case):
     table.close()
 
 
-@cases(60, **CASE)
+@cases(20, **CASE)
 def test_a_rank_sees_its_own_updates_at_once(apart, case):
     table = open_table(apart, case, case["staleness"])
     batches = [own_batch_of(apart, case, step) for step in range(case["num_steps"])]
@@ -104,7 +104,7 @@ def test_a_rank_sees_its_own_updates_at_once(apart, case):
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 3, 10])
-@cases(10, **{**CASE, "staleness": st.none()})
+@cases(5, **{**CASE, "staleness": st.none()})
 def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(world, staleness, case):
     """On nodes of one rank: one that shares a node with an owner reads its clocks later than the others."""
     apart = World(world.comm, ranks_per_node=1)

@@ -40,7 +40,7 @@ def test_rows_are_those_of_one_node_bit_for_bit(world, shared, rule, partition, 
 
 
 @cases(
-    15, staleness=st.sampled_from([0, 1, 3, 10, None]), num_steps=st.integers(5, 25), ring=st.sampled_from([1, 2048]),
+    8, staleness=st.sampled_from([0, 1, 3, 10, None]), num_steps=st.integers(5, 25), ring=st.sampled_from([1, 2048]),
 )  # fmt: skip
 def test_no_update_is_lost_or_applied_twice(shared, case):
     table = open_table(shared, case, case["staleness"], inbox_bytes=case["ring"] * shared.size)
