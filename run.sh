@@ -27,7 +27,7 @@ help() {
 usage: ./run.sh COMMAND
 
   train [KEY=VALUE ...]     train on NP ranks; the rest are Hydra overrides, as in model=deepfm steps=500
-  test [PYTEST ARGS]        run the tests at 1 and 3 ranks: about 25 minutes on two cores
+  test [PYTEST ARGS]        run the tests at 1 and 3 ranks: about 20 minutes on two cores
   test quick [PYTEST ARGS]  run those that start no programs, at 1 and 2 ranks: about two minutes
   test all [PYTEST ARGS]    run the longest too
   simulate [KEY=VALUE ...]  run the protocol on many ranks of one process, in random orders of events
