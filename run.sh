@@ -58,6 +58,7 @@ environment
   HETMPI_CACHE        where compiled Horovod wheels are kept for other venvs (default: ~/.cache/hetmpi)
   HETMPI_TEST_RANKS   rank counts of test (default: "1 3", as three find what two hide)
   HETMPI_TEST_S       seconds after which the tests at one rank count are stopped (default: never)
+  HETMPI_TEST_CASES   times as many random cases of the protocol by real processes (default: 1)
   HETMPI_FUZZ_S       seconds for each reader in the tests with random files (default: 60)
 pip's settings (PIP_INDEX_URL and so on) and Horovod's (HOROVOD_GPU_OPERATIONS and so on) hold as usual.
 END

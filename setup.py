@@ -202,6 +202,6 @@ if arrow:
     core.extra_compile_args.append("-Wno-array-bounds")  # of branches for longer texts than those that it inlines
 
 setup(
-    ext_modules=[core, Extension("hetmpi._naps", ["cpp/naps.c"])],
+    ext_modules=[core, Extension("hetmpi._naps", ["cpp/naps.c"], libraries=["dl"])],
     cmdclass={"build_ext": TakeExtensions if wheel else BuildExtensions},
 )

@@ -2,24 +2,32 @@
 //
 // MPI libraries and Horovod wait by calling sched_yield() in a loop. With two such threads per rank and several ranks
 // per core, each yield only passes the core to the next waiting thread, and the thread that all wait for is delayed: 8
-// ranks on 2 cores spent 60 % of the time in the kernel, and 140 steps of 68 ms took up to 54 s (docs/results.md,
-// "Scale"). A waiting thread that sleeps leaves the core to working threads. It adds up to one nap to the
-// latency of every message.
+// ranks on 2 cores spent 60 % of the time in the kernel, and 140 steps of 68 ms took up to 54 s. A waiting thread that
+// sleeps leaves the core to working threads. It adds up to one nap to the latency of every message.
 //
-// Debian's MPICH does not even yield: it polls UCX, and lets its lock go between two polls. There the nap is, after
-// some polls in vain, outside of the lock, which other threads of the rank need.
+// Debian's MPICH does not even yield (docs/results.md, "Scale"): it polls UCX in a loop, and unlocks its lock after
+// each poll. After some polls in vain the nap is there, as other threads of the rank need the lock.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 enum { kMostInVain = 20 };
+typedef unsigned Progress(void* worker);
+typedef int Unlock(pthread_mutex_t* mutex);
 
-static __thread int num_in_vain;  // polls of this thread since its last nap, or since one found something
+// Polls of this thread since its last nap, or since one that found something, at most kMostInVain.
+static __thread int num_in_vain __attribute__((tls_model("initial-exec")));
 
 static void nap(void) {
   const struct timespec duration = {0, 100000};
+  const int error = errno;
   nanosleep(&duration, 0);
+  errno = error;
+  num_in_vain = 0;
 }
 
 int sched_yield(void) {
@@ -27,25 +35,37 @@ int sched_yield(void) {
   return 0;
 }
 
-unsigned ucp_worker_progress(void* worker) {
-  static unsigned (*of_ucx)(void*);
-  if (!of_ucx) {  // among the libraries of the caller, as no global name leads there
-    Dl_info caller;
-    dladdr(__builtin_return_address(0), &caller);
-    of_ucx = (unsigned (*)(void*))dlsym(dlopen(caller.dli_fname, RTLD_LAZY | RTLD_NOLOAD), __func__);
+// UCX's own, where the library that calls it finds it, or under its usual name.
+static Progress* progress_of(const void* caller, const void* wrapper) {
+  Dl_info library;
+  const int flags = RTLD_LAZY | RTLD_NOLOAD;
+  const int has_name = dladdr(caller, &library) && library.dli_fname;
+  void* places[] = {has_name ? dlopen(library.dli_fname, flags) : 0, dlopen("libucp.so.0", flags), RTLD_NEXT};
+  for (int i = 0; i < 3; ++i) {
+    void* found = places[i] ? dlsym(places[i], "ucp_worker_progress") : 0;
+    if (found && found != wrapper) return (Progress*)found;
   }
+  fputs("hetmpi: ucp_worker_progress() of UCX is not found: call with LD_PRELOAD=, or fewer ranks than cores\n",
+        stderr);
+  abort();
+}
+
+unsigned ucp_worker_progress(void* worker) {
+  static Progress* of_ucx;
+  if (!of_ucx) of_ucx = progress_of(__builtin_return_address(0), (const void*)&ucp_worker_progress);
   const unsigned num_events = of_ucx(worker);
-  num_in_vain = num_events ? 0 : num_in_vain + 1;
+  if (num_events) {
+    num_in_vain = 0;
+  } else if (num_in_vain < kMostInVain) {
+    ++num_in_vain;
+  }
   return num_events;
 }
 
 int pthread_mutex_unlock(pthread_mutex_t* mutex) {
-  static int (*of_libc)(pthread_mutex_t*);
-  if (!of_libc) of_libc = (int (*)(pthread_mutex_t*))dlsym(RTLD_NEXT, __func__);
+  static Unlock* of_libc;
+  if (!of_libc) of_libc = (Unlock*)dlsym(RTLD_NEXT, "pthread_mutex_unlock");
   const int error = of_libc(mutex);
-  if (num_in_vain >= kMostInVain) {
-    num_in_vain = 0;
-    nap();
-  }
+  if (num_in_vain == kMostInVain) nap();
   return error;
 }

@@ -11,6 +11,7 @@ import pytest
 from hetmpi.world.world import World
 
 QUIET_S = 8  # tests that take longer are named
+HAS_FAILED = pytest.StashKey[bool]()
 
 
 @pytest.fixture(scope="session")
@@ -36,8 +37,9 @@ def placed(world, request):
 
 
 @pytest.fixture(autouse=True)
-def worlds_are_freed(monkeypatch):
-    """Frees the communicators of the worlds that a test makes for itself: MPICH has 2,048 of them."""
+def worlds_are_freed(monkeypatch, request):
+    """Frees the communicators of the worlds that a test makes for itself: MPICH has 2,048 of them. Not after a failure,
+    which the other ranks may not share."""
     made, make = [], World.__init__
 
     def make_and_note(self, *args, **kwargs):
@@ -46,8 +48,16 @@ def worlds_are_freed(monkeypatch):
 
     monkeypatch.setattr(World, "__init__", make_and_note)
     yield
-    for one in made:
+    for one in () if request.node.stash.get(HAS_FAILED, False) else made:
         one.free()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.failed:
+        item.stash[HAS_FAILED] = True
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Support for more ranks than cores: threads that wait must sleep, or they take processor time from working threads.
 
-MPI libraries and Horovod wait by calling sched_yield() in a loop. cpp/naps.c is a sched_yield() that sleeps. It takes
+MPI libraries and Horovod wait by calling sched_yield() or polling UCX in a loop. With cpp/naps.c both sleep. It takes
 effect only if it is preloaded when the program starts. Measurements: docs/results.md, "Scale". Imports
 nothing heavy, as the program may have to be restarted.
 """

@@ -73,7 +73,7 @@ def batches_of(case, rank):
     return [tensors(case, *batch_of(case, step, rank)) for step in range(case["num_steps"])]
 
 
-@cases(15, **CASE, anticipate=st.sampled_from([1, 3]), dtype=st.sampled_from(DTYPES))
+@cases(20, **CASE, anticipate=st.sampled_from([1, 3]), dtype=st.sampled_from(DTYPES))
 def test_no_update_is_lost_or_applied_twice(apart, case):
     table = open_table(apart, case, case["staleness"], case["anticipate"], inbox_bytes=1)
     batches = batches_of(case, apart.rank)
@@ -85,7 +85,7 @@ def test_no_update_is_lost_or_applied_twice(apart, case):
     table.close()
 
 
-@cases(20, **CASE)
+@cases(30, **CASE)
 def test_a_rank_sees_its_own_updates_at_once(apart, case):
     table = open_table(apart, case, case["staleness"])
     batches = [own_batch_of(apart, case, step) for step in range(case["num_steps"])]

@@ -197,7 +197,7 @@ def test_ranks_in_lockstep_do_what_the_reference_does(placed, staleness, case):
 
 def follow(world, table, cluster, case, step_apart=step_apart, may_rest=True):
     """Makes all steps of a case on the table and, on rank 0, on its reference, with which rank 0 compares what all
-    ranks show. may_rest: whether some ranks do not write in some steps, where that is possible."""
+    ranks show. Collective. may_rest: whether some ranks do not write in some steps, where that is possible."""
     names, later = cluster.ranks[world.rank].counters, tensors(case, *batch_of(case, 0, world.rank))
     for step in range(case["num_steps"]):
         is_alone = may_rest and cluster.ranks[0].staleness != 0 and not is_collective(case)
@@ -208,7 +208,8 @@ def follow(world, table, cluster, case, step_apart=step_apart, may_rest=True):
         )
         seen = world.comm.gather(seen_by(table, rows, names))
         if world.rank == 0:
-            assert seen == step_of(cluster, case, step, rests), step
+            for rank, (found, expected) in enumerate(zip(seen, step_of(cluster, case, step, rests))):
+                assert found == expected, f"step {step}, rank {rank}: rows, counters, clocks of lines, lags"
     table.flush()
     owned = world.comm.gather((table.keys().tolist(), table.shard.weight.tolist(), table.shard.clock.tolist()))
     if world.rank == 0:
@@ -267,7 +268,7 @@ def run_freely(world, table, case, at_step=lambda step: None):
 
 
 def total_change(world, case):
-    """Change of the rows by all writes of all ranks: (num_rows, dim) float64."""
+    """Change of the rows by all writes of all ranks: (num_rows, dim) float64. Collective."""
     change = np.zeros((case["num_rows"], case["dim"]))
     for step in range(case["num_steps"]):
         keys, grads = batch_of(case, step, world.rank)

@@ -37,7 +37,9 @@ def impatient_apart(world):
 
 
 def check_warning(world, told, *words):
-    """Rank 1 printed once and named rank 0 as not waiting; the others printed nothing."""
+    """Rank 1 printed once and named rank 0 as not waiting; the others printed nothing. MPI may print:
+    Open MPI 5 does for each window if it cannot use UCX."""
+    told = "".join(line for line in told.splitlines(keepends=True) if line.startswith("hetmpi: "))
     if world.rank != 1:
         assert told == ""
         return
