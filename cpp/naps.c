@@ -6,7 +6,7 @@
 // sleeps leaves the core to working threads. It adds up to one nap to the latency of every message.
 //
 // Debian's MPICH does not even yield (docs/results.md, "Scale"): it polls UCX in a loop, and unlocks its lock after
-// each poll. After some polls in vain the nap is there, as other threads of the rank need the lock.
+// each poll. After some polls in vain a thread naps at the unlock: other threads of the rank need the lock meanwhile.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -45,8 +45,7 @@ static Progress* progress_of(const void* caller, const void* wrapper) {
     void* found = places[i] ? dlsym(places[i], "ucp_worker_progress") : 0;
     if (found && found != wrapper) return (Progress*)found;
   }
-  fputs("hetmpi: ucp_worker_progress() of UCX is not found: call with LD_PRELOAD=, or fewer ranks than cores\n",
-        stderr);
+  fputs("hetmpi: ucp_worker_progress() of UCX is not found: start at most as many ranks as there are cores\n", stderr);
   abort();
 }
 

@@ -1,8 +1,8 @@
 """Support for more ranks than cores: threads that wait must sleep, or they take processor time from working threads.
 
-MPI libraries and Horovod wait by calling sched_yield() or polling UCX in a loop. With cpp/naps.c both sleep. It takes
-effect only if it is preloaded when the program starts. Measurements: docs/results.md, "Scale". Imports
-nothing heavy, as the program may have to be restarted.
+MPI libraries and Horovod wait by calling sched_yield() or polling UCX in a loop. cpp/naps.c lets both sleep, if it is
+preloaded when the program starts. Measurements: docs/results.md, "Scale". Imports nothing heavy, as the program may
+have to be restarted.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from hetmpi.world.mpi import MPI
 pytestmark = pytest.mark.mpi
 STALENESS = [0, 1, 2, 10, None]
 ALL = 1 << 20  # more lines than any table here has rows
+TIMES = int(os.environ.get("HETMPI_TEST_CASES", "1"))  # .ci/weekly tries more cases
 
 CASES = {
     "num_rows": st.integers(40, 300),
@@ -47,11 +48,8 @@ CASES = {
 }
 
 
-TIMES = int(os.environ.get("HETMPI_TEST_CASES", "1"))  # .ci/weekly tries more
-
-
 def cases(max_examples, **more):
-    """Runs a test on `max_examples` cases, the same on every rank and in every run, or on TIMES as many."""
+    """Runs a test on TIMES * max_examples cases, the same on every rank and in every run."""
 
     def decorate(test):
         failed = []  # (arguments, error)
